@@ -1,0 +1,24 @@
+"""Typed, frozen specs of models and clusters, and presets in TOML."""
+
+from dualpath_configs.cluster import (
+    MODES,
+    ClusterSpec,
+    EngineSpec,
+    ModeSpec,
+    NetworkSpec,
+    SchedulingSpec,
+    StorageSpec,
+)
+from dualpath_configs.model import ModelSpec, YarnSpec
+
+__all__ = [
+    "MODES",
+    "ClusterSpec",
+    "EngineSpec",
+    "ModeSpec",
+    "ModelSpec",
+    "NetworkSpec",
+    "SchedulingSpec",
+    "StorageSpec",
+    "YarnSpec",
+]

@@ -1,0 +1,162 @@
+"""The shape of a cluster: nodes, engines, emulated network cards, storage, scheduling."""
+
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from dualpath_configs.base import Spec
+from dualpath_configs.model import ModelSpec
+
+
+class NetworkSpec(Spec):
+    """Emulated network cards. A rate that is absent is no limit.
+
+    The storage card is full duplex: reads and writes are limited separately, each at `snic_bytes_per_s` of a node.
+    The compute card belongs to one engine and carries everything that engine sends or receives (paper, traffic).
+    """
+
+    snic_bytes_per_s: PositiveFloat | None = None
+    cnic_bytes_per_s: PositiveFloat | None = None
+    burst_bytes: PositiveInt = 262_144
+    model_dscp: int = Field(default=0, ge=0, le=63)
+    load_dscp: int = Field(default=8, ge=0, le=63, description="CS1: below the default class, as the paper's KV lane.")
+    store_dscp: int = Field(default=8, ge=0, le=63)
+
+
+class EngineSpec(Spec):
+    """What one engine holds and how a step is cut."""
+
+    kind: Literal["flax", "fake"] = "flax"
+    prefill_token_buckets: tuple[PositiveInt, ...] = Field(
+        default=(128, 512), description="Compiled widths of a prefill step, in new tokens of one engine."
+    )
+    prefix_token_buckets: tuple[PositiveInt, ...] = Field(
+        default=(2048, 8192), description="Compiled capacities for a step's stored prefix, in tokens of one engine."
+    )
+    shard_tokens: PositiveInt = Field(default=256, description="Tokens of context that attention visits at a time.")
+    decode_slots: PositiveInt = Field(default=8, description="Requests that one engine decodes at a time.")
+    decode_pages: PositiveInt = Field(default=1024, description="Pages (blocks) of KV in one engine's device memory.")
+    fake_seconds_per_token: NonNegativeFloat = 0.0
+
+
+class StorageSpec(Spec):
+    """Where KV blocks are kept, and how long an operation may take."""
+
+    url: str = Field(
+        default="", description="`file:///folder` or `memory://`; empty: a temporary folder of the cluster."
+    )
+    read_deadline_s: PositiveFloat = 10.0
+    write_deadline_s: PositiveFloat = 10.0
+
+
+class SchedulingSpec(Spec):
+    """The constants of the paper's scheduling, and the bounds of what a node waits for."""
+
+    alpha_s: PositiveFloat = Field(default=3.0, description="α: reads that may wait on a node, in seconds of its SNIC.")
+    beta_s: PositiveFloat = Field(default=5.0, description="β: work that may wait on an engine, in seconds of compute.")
+    beta_tokens: PositiveInt | None = Field(default=None, description="β in tokens; absent: from the fitted speed.")
+    compute_quota_s: PositiveFloat = Field(default=0.3, description="Predicted attention time of one prefill batch.")
+    layers_per_group: PositiveInt = Field(default=2, description="Layers that one step of layerwise prefill runs.")
+    lease_s: PositiveFloat = Field(default=4.0, description="Silence after which a node counts as dead.")
+    transfer_deadline_s: PositiveFloat = 20.0
+    reservation_deadline_s: PositiveFloat = 60.0
+    request_deadline_s: PositiveFloat = 600.0
+    max_attempts: PositiveInt = 3
+
+
+class ModeSpec(Spec):
+    """The three switches of the paper's ablation, and the ideal network of its oracle."""
+
+    layerwise: bool = True
+    dual_path: bool = True
+    scheduling: bool = True
+    free_transfers: bool = False
+
+
+MODES: dict[str, ModeSpec] = {
+    "basic": ModeSpec(layerwise=False, dual_path=False, scheduling=False),
+    "dualpath": ModeSpec(),
+    "oracle": ModeSpec(free_transfers=True),
+}
+
+
+class ClusterSpec(Spec):
+    """One cluster, whole."""
+
+    model: ModelSpec
+    checkpoint: str = Field(default="", description="Hugging Face folder; empty: weights from `weights_seed`.")
+    weights_seed: int = 0
+    weights_version: int = Field(default=0, ge=0)
+    block_tokens: PositiveInt = 64
+    prefill_nodes: PositiveInt
+    decode_nodes: PositiveInt
+    engines_per_node: PositiveInt = 2
+    host_buffer_blocks: PositiveInt = Field(default=2048, description="Full-Block slots of a node's host buffer.")
+    max_context_tokens: PositiveInt = Field(default=8192, description="Longest prompt plus generation of a request.")
+    engine: EngineSpec = EngineSpec()
+    network: NetworkSpec = NetworkSpec()
+    storage: StorageSpec = StorageSpec()
+    scheduling: SchedulingSpec = SchedulingSpec()
+    mode: ModeSpec = ModeSpec()
+
+    @property
+    def max_context_blocks(self) -> int:
+        """Blocks of the longest request, the last one perhaps partial."""
+        return -(-self.max_context_tokens // self.block_tokens)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        checks = [
+            (
+                self.max_context_tokens <= self.model.max_position_embeddings,
+                "max_context_tokens",
+                self.max_context_tokens,
+                f"at most model.max_position_embeddings ({self.model.max_position_embeddings})",
+            ),
+            (
+                self.host_buffer_blocks >= self.max_context_blocks,
+                "host_buffer_blocks",
+                self.host_buffer_blocks,
+                f"at least {self.max_context_blocks}, the blocks of one request of max_context_tokens",
+            ),
+            (
+                self.engine.decode_pages >= self.max_context_blocks,
+                "engine.decode_pages",
+                self.engine.decode_pages,
+                f"at least {self.max_context_blocks}, the blocks of one request of max_context_tokens",
+            ),
+            (
+                self.engine.shard_tokens % self.block_tokens == 0,
+                "engine.shard_tokens",
+                self.engine.shard_tokens,
+                f"a multiple of block_tokens ({self.block_tokens})",
+            ),
+            (
+                all(b % self.engine.shard_tokens == 0 for b in self.engine.prefix_token_buckets),
+                "engine.prefix_token_buckets",
+                self.engine.prefix_token_buckets,
+                f"multiples of engine.shard_tokens ({self.engine.shard_tokens})",
+            ),
+            (
+                max(self.engine.prefix_token_buckets) >= self.max_context_tokens,
+                "engine.prefix_token_buckets",
+                self.engine.prefix_token_buckets,
+                f"a largest one of at least max_context_tokens ({self.max_context_tokens})",
+            ),
+            (
+                all(b % self.block_tokens == 0 for b in self.engine.prefill_token_buckets),
+                "engine.prefill_token_buckets",
+                self.engine.prefill_token_buckets,
+                f"multiples of block_tokens ({self.block_tokens})",
+            ),
+            (
+                self.model.n_routed_experts % self.engines_per_node == 0,
+                "engines_per_node",
+                self.engines_per_node,
+                f"a divisor of model.n_routed_experts ({self.model.n_routed_experts})",
+            ),
+        ]
+        for holds, key, value, expected in checks:
+            if not holds:
+                raise ValueError(f"{key} = {value!r}: expected {expected}")
+        return self
