@@ -1,0 +1,75 @@
+"""Decode assignment in two phases (paper, scheduling): first a group, then an engine of it."""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from dualpath_scheduler.policy.snapshot import EngineState, NodeState, Placement, WaitingRequest
+
+# Z lets an engine exceed the mean by 5 %; kept as a ratio of integers, so that no rounding decides a tie.
+_SLACK_NUMERATOR, _SLACK_DENOMINATOR = 105, 100
+
+
+def drain_to_groups(waiting: Iterable[WaitingRequest], nodes: Sequence[NodeState]) -> list[tuple[str, str]]:
+    """Phase 1, when any decode group fetches: the whole global queue goes to groups, as (request id, node id).
+
+    Each request, in order of arrival, goes to the group with the least tokens in all: those of its engines and those
+    queued in it. Ties go to the first node id. Without groups nothing moves.
+    """
+    totals = [(sum(e.tok for e in node.engines) + node.queued_tokens, node.node_id) for node in nodes]
+    if not totals:
+        return []
+    heapq.heapify(totals)
+    drained = []
+    for request in waiting:
+        total, node_id = totals[0]
+        heapq.heapreplace(totals, (total + request.tokens, node_id))
+        drained.append((request.id, node_id))
+    return drained
+
+
+def assign_decode(queue: Sequence[WaitingRequest], node: NodeState) -> list[Placement]:
+    """Phase 2, when a decode group fetches: requests of the group's own queue go to its engines.
+
+    R is the longest run from the head that fits the group's free room, and Z = 1.05 · (Σ_R len + Σ_e tok_e) / |E|.
+    For the head request the candidates are the engines with room for it. Of those that stay within Z the one with the
+    least seq takes it (then the least tok); if there are none, the candidate with the least tok (then the least seq).
+    Without a candidate, it and all behind it keep waiting. Last ties go to the first engine.
+    """
+    engines = list(node.engines)
+    run = _run_that_fits(queue, sum(engine.free_tokens for engine in engines))
+    z_numerator = _SLACK_NUMERATOR * (sum(r.tokens for r in run) + sum(e.tok for e in engines))
+    z_denominator = _SLACK_DENOMINATOR * len(engines)
+    placements = []
+    for request in run:
+        candidates = [engine for engine in engines if engine.free_tokens >= request.tokens]
+        if not candidates:
+            break
+        within = [e for e in candidates if (e.tok + request.tokens) * z_denominator <= z_numerator]
+        chosen = min(within, key=_by_requests) if within else min(candidates, key=_by_tokens)
+        engines[engines.index(chosen)] = replace(
+            chosen,
+            seq=chosen.seq + 1,
+            tok=chosen.tok + request.tokens,
+            free_tokens=chosen.free_tokens - request.tokens,
+        )
+        placements.append(Placement(request.id, chosen.node, chosen.engine))
+    return placements
+
+
+def _run_that_fits(queue: Sequence[WaitingRequest], room_tokens: int) -> list[WaitingRequest]:
+    run = []
+    for request in queue:
+        room_tokens -= request.tokens
+        if room_tokens < 0:
+            break
+        run.append(request)
+    return run
+
+
+def _by_requests(engine: EngineState) -> tuple[int, int, int]:
+    return engine.seq, engine.tok, engine.engine
+
+
+def _by_tokens(engine: EngineState) -> tuple[int, int, int]:
+    return engine.tok, engine.seq, engine.engine

@@ -1,0 +1,59 @@
+"""What a policy sees and what it answers. All of it frozen: a decision depends on nothing else."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WaitingRequest:
+    """A request in a queue, as the role that is to take it counts its tokens.
+
+    `tokens` is the prompt for a prefill engine; for a decode engine it is the room that prompt and generation need in
+    device memory, whole blocks. `hit_tokens` of the prompt are stored. `order` grows with arrival.
+    """
+
+    id: str
+    tokens: int
+    hit_tokens: int
+    order: int
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """One engine of a group: `seq` unfinished requests with `tok` tokens in all.
+
+    `free_tokens` is the room in device memory that no unfinished request has been promised (decode; 0 on a prefill
+    engine, where KV passes through).
+    """
+
+    node: str
+    engine: int
+    seq: int
+    tok: int
+    free_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """An engine group with its node's storage queue.
+
+    `read_q_tokens` wait for the SNIC. `alpha_tokens` (α) is what the node reads in `alpha_s` seconds, `beta_tokens`
+    (β) what one engine processes in `beta_s` seconds; infinite where nothing limits them. `queued_tokens` are those of
+    the requests that phase 1 gave to a decode group and phase 2 has not placed yet.
+    """
+
+    node_id: str
+    read_q_tokens: int
+    engines: tuple[EngineState, ...]
+    alpha_tokens: float = math.inf
+    beta_tokens: float = math.inf
+    queued_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A request goes to an engine of a node."""
+
+    request_id: str
+    node: str
+    engine: int
