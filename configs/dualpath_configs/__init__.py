@@ -9,6 +9,9 @@ from dualpath_configs.cluster import (
     SchedulingSpec,
     StorageSpec,
 )
+from dualpath_configs.errors import SpecError
+from dualpath_configs.layers import preset_names
+from dualpath_configs.load import load_cluster
 from dualpath_configs.model import ModelSpec, YarnSpec
 
 __all__ = [
@@ -19,6 +22,9 @@ __all__ = [
     "ModelSpec",
     "NetworkSpec",
     "SchedulingSpec",
+    "SpecError",
     "StorageSpec",
     "YarnSpec",
+    "load_cluster",
+    "preset_names",
 ]

@@ -6,7 +6,8 @@ from pydantic import BaseModel, ConfigDict
 class Spec(BaseModel):
     """A frozen, validated piece of configuration.
 
-    Unknown keys are refused, values are not coerced (`"4"` is not `4`), and instances hash and compare by value.
+    Unknown keys are refused, values are not coerced (`"4"` is not `4`) and must be finite, and instances hash and
+    compare by value.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False)

@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from dualpath_configs.base import Spec
 from dualpath_configs.model import ModelSpec
@@ -28,25 +28,42 @@ class EngineSpec(Spec):
 
     kind: Literal["flax", "fake"] = "flax"
     prefill_token_buckets: tuple[PositiveInt, ...] = Field(
-        default=(128, 512), description="Compiled widths of a prefill step, in new tokens of one engine."
+        default=(128, 512), min_length=1, description="Compiled widths of a prefill step, in new tokens of one engine."
     )
     prefix_token_buckets: tuple[PositiveInt, ...] = Field(
-        default=(2048, 8192), description="Compiled capacities for a step's stored prefix, in tokens of one engine."
+        default=(2048, 8192),
+        min_length=1,
+        description="Compiled capacities for a step's stored prefix, in tokens of one engine.",
     )
     shard_tokens: PositiveInt = Field(default=256, description="Tokens of context that attention visits at a time.")
     decode_slots: PositiveInt = Field(default=8, description="Requests that one engine decodes at a time.")
     decode_pages: PositiveInt = Field(default=1024, description="Pages (blocks) of KV in one engine's device memory.")
     fake_seconds_per_token: NonNegativeFloat = 0.0
 
+    @field_validator("prefill_token_buckets", "prefix_token_buckets")
+    @classmethod
+    def _increasing(cls, buckets: tuple[int, ...]) -> tuple[int, ...]:
+        if list(buckets) != sorted(set(buckets)):
+            raise ValueError("expected increasing values")
+        return buckets
+
 
 class StorageSpec(Spec):
     """Where KV blocks are kept, and how long an operation may take."""
 
     url: str = Field(
-        default="", description="`file:///folder` or `memory://`; empty: a temporary folder of the cluster."
+        default="",
+        description="`file:///folder` or `memory://`; empty: a temporary folder of the cluster.",
     )
     read_deadline_s: PositiveFloat = 10.0
     write_deadline_s: PositiveFloat = 10.0
+
+    @field_validator("url")
+    @classmethod
+    def _known_scheme(cls, url: str) -> str:
+        if url and not url.startswith("memory://") and not (url.startswith("file:///") and url != "file:///"):
+            raise ValueError("expected file:///folder, memory:// or an empty string")
+        return url
 
 
 class SchedulingSpec(Spec):
@@ -98,6 +115,15 @@ class ClusterSpec(Spec):
     storage: StorageSpec = StorageSpec()
     scheduling: SchedulingSpec = SchedulingSpec()
     mode: ModeSpec = ModeSpec()
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _named_mode(cls, mode: object) -> object:
+        if isinstance(mode, str):
+            if mode not in MODES:
+                raise ValueError(f"expected one of {', '.join(MODES)}, or a table of switches")
+            return MODES[mode]
+        return mode
 
     @property
     def max_context_blocks(self) -> int:

@@ -1,10 +1,13 @@
 """The shape of a DeepSeek-V3-style decoder."""
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from dualpath_configs.base import Spec
+from dualpath_configs.errors import spec_error
+from dualpath_configs.hugging_face import model_fields
 
 
 class YarnSpec(Spec):
@@ -53,6 +56,21 @@ class ModelSpec(Spec):
     kv_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
+    @classmethod
+    def from_hugging_face(cls, config: Mapping[str, object]) -> Self:
+        """The spec of a `config.json` of `model_type = "deepseek_v3"`, as transformers 4 and 5 write it.
+
+        Keys that say nothing about the computation are ignored, as is `quantization_config`, which is the weights'
+        matter. `kv_dtype` and `compute_dtype` are no part of it and keep their defaults.
+
+        Raises:
+            SpecError: for a key that is missing or wrong, or that asks for a computation that is not supported.
+        """
+        try:
+            return cls.model_validate(model_fields(config))
+        except ValidationError as error:
+            raise spec_error(error, cls.model_fields, lambda key: "config.json") from error
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         _require(
@@ -68,6 +86,13 @@ class ModelSpec(Spec):
             f"a divisor of n_routed_experts ({self.n_routed_experts})",
         )
         _require(self.topk_group <= self.n_group, "topk_group", self.topk_group, f"at most n_group ({self.n_group})")
+        # The router scores a group by its two best experts (DeepSeek-V3, arXiv 2412.19437).
+        _require(
+            self.n_group == 1 or self.n_routed_experts // self.n_group >= 2,
+            "n_group",
+            self.n_group,
+            f"at least two of n_routed_experts ({self.n_routed_experts}) in each group",
+        )
         selectable = self.topk_group * (self.n_routed_experts // self.n_group)
         _require(
             self.num_experts_per_tok <= selectable,
