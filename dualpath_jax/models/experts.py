@@ -18,7 +18,7 @@ def prefers_dense(tokens: int, chosen: int, experts: int) -> bool:
 def experts_dense(x_TD: jax.Array, weights_TK: jax.Array, chosen_TK: jax.Array, arrays: ExpertArrays) -> jax.Array:
     """Every expert for every token, weighted; no sorting, no gathering."""
     gate_EDF, up_EDF, down_EFD = arrays
-    hits_TKE = chosen_TK[:, :, None] == jnp.arange(gate_EDF.shape[0])
+    hits_TKE = chosen_TK[:, :, None] == jnp.arange(gate_EDF.shape[0])[None, None, :]
     weights_TE = jnp.sum(jnp.where(hits_TKE, weights_TK[:, :, None], 0.0), axis=1).astype(x_TD.dtype)
     inner = jax.nn.silu(jnp.einsum("td,edf->etf", x_TD, gate_EDF)) * jnp.einsum("td,edf->etf", x_TD, up_EDF)
     return jnp.einsum("etf,efd->td", inner * weights_TE.T[:, :, None], down_EFD)

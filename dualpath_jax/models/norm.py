@@ -21,4 +21,5 @@ class RMSNorm(nnx.Module):
         """`[..., size]` in, the same shape and dtype out."""
         wide = x.astype(jnp.float32)
         mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
-        return self.weight[...] * (wide * jax.lax.rsqrt(mean_square + self.eps)).astype(x.dtype)
+        weight = jnp.expand_dims(self.weight[...], range(x.ndim - 1))
+        return weight * (wide * jax.lax.rsqrt(mean_square + self.eps)).astype(x.dtype)

@@ -5,12 +5,14 @@ seed, from a checkpoint, and their shardings all follow from the declarations.
 """
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -33,7 +35,7 @@ class Declare:
     def __call__(
         self, sizes: Mapping[str, int], *, std: float, mean: float = 0.0, dtype: jnp.dtype | None = None
     ) -> nnx.Param:
-        """A parameter with these logical axes and sizes, drawn from a normal distribution when made from a seed."""
+        """A parameter with these logical axes and sizes, with this mean and deviation when drawn from a seed."""
         stacked = {} if self.layers is None else {"layers": self.layers}
         sizes = {**stacked, **sizes}
         value = jax.ShapeDtypeStruct(tuple(sizes.values()), self.dtype if dtype is None else dtype)
@@ -90,19 +92,29 @@ def with_leaves(module: ModuleT, leaves: Any) -> ModuleT:
 
 
 def draw(module: ModuleT, seed: int, mesh: Mesh | None = None) -> ModuleT:
-    """Values from a seed. They depend on the seed and each parameter's path, not on the mesh or the process."""
+    """Values from a seed, the same to the last bit on every mesh, in every process and with every library version."""
     parameters = named_parameters(module)
-
-    def draw_all() -> tuple[jax.Array, ...]:
-        root = jax.random.key(seed)
-        return tuple(_draw_one(root, path, parameter) for path, parameter in parameters)
-
-    placed = jax.jit(draw_all, out_shardings=None if mesh is None else shardings(module, mesh))
-    return with_leaves(module, placed())
+    values = [_draw_one(seed, path, parameter) for path, parameter in parameters]
+    return with_leaves(module, place(module, values, mesh))
 
 
-def _draw_one(root: jax.Array, path: str, parameter: Any) -> jax.Array:
+def place(module: nnx.Module, values: Sequence[np.ndarray], mesh: Mesh | None) -> tuple[jax.Array, ...]:
+    """Host arrays, in the order of `flatten(module)`, onto a mesh, or onto the default device."""
+    if mesh is None:
+        return tuple(jnp.array(value) for value in values)
+    return tuple(jax.device_put(list(values), list(shardings(module, mesh))))
+
+
+def _draw_one(seed: int, path: str, parameter: Any) -> np.ndarray:
+    """Uniform values with the declared mean and deviation, from raw Philox bits.
+
+    NumPy keeps those bits for ever, but not what it makes of them for a normal distribution; and stored KV is found
+    again by the seed of its weights alone.
+    """
     declared = parameter.get_value()
-    salt = int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "little")
-    noise = jax.random.normal(jax.random.fold_in(root, salt), declared.shape, jnp.float32)
-    return (parameter.init_mean + parameter.init_std * noise).astype(declared.dtype)
+    key = np.frombuffer(hashlib.sha256(f"{seed}/{path}".encode()).digest()[:16], "<u8")
+    size = math.prod(declared.shape)
+    bits = np.random.Philox(key=key).random_raw(-(-size // 2)).astype("<u8").view("<u4")[:size] >> 8
+    unit = (bits.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-24) - np.float32(0.5)
+    spread = np.float32(parameter.init_std * math.sqrt(12))
+    return (np.float32(parameter.init_mean) + unit * spread).reshape(declared.shape).astype(declared.dtype)

@@ -72,7 +72,7 @@ def _attend(mla: MLA, x_TD: jax.Array) -> jax.Array:
     def rows(some: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         q_nope, q_rope, at = some
         scores = jnp.einsum("qhn,shn->hqs", q_nope, key) + jnp.einsum("qhr,sr->hqs", q_rope, rope)
-        visible = positions[None, :] <= at[:, None]
+        visible = (positions[None, :] <= at[:, None])[None, :, :]
         scores = jnp.where(visible, scores.astype(jnp.float32) * mla.scale, -jnp.inf)
         return jnp.einsum("hqs,shv->qhv", jax.nn.softmax(scores, axis=-1).astype(value.dtype), value)
 

@@ -62,7 +62,7 @@ def rotate(x: jax.Array, positions_T: jax.Array, spec: ModelSpec) -> jax.Array:
     members of all pairs before the second ones: scores are the same, since queries and keys are permuted alike.
     """
     half = spec.qk_rope_head_dim // 2
-    angles = positions_T.astype(jnp.float32)[:, None] * inverse_frequencies(spec)
+    angles = positions_T.astype(jnp.float32)[:, None] * inverse_frequencies(spec)[None, :]
     angles = angles.reshape(angles.shape[0], *(1,) * (x.ndim - 2), half)
     cos, sin = (f(angles) * np.float32(rotation_scale(spec)) for f in (jnp.cos, jnp.sin))
     wide = x.astype(jnp.float32)

@@ -13,7 +13,7 @@ def route(logits_TE: jax.Array, bias_E: jax.Array, spec: ModelSpec) -> tuple[jax
     a group counting its two best biased scores. Equal scores: the lower index wins.
     """
     scores = jax.nn.sigmoid(logits_TE.astype(jnp.float32))
-    chosen = jax.lax.top_k(_only_best_groups(scores + bias_E, spec), spec.num_experts_per_tok)[1]
+    chosen = jax.lax.top_k(_only_best_groups(scores + bias_E[None, :], spec), spec.num_experts_per_tok)[1]
     weights = jnp.take_along_axis(scores, chosen, axis=-1)
     if spec.norm_topk_prob:
         weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
@@ -26,5 +26,5 @@ def _only_best_groups(biased_TE: jax.Array, spec: ModelSpec) -> jax.Array:
     grouped = biased_TE.reshape(tokens, spec.n_group, experts // spec.n_group)
     best_two = jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0]
     kept = jax.lax.top_k(jnp.sum(best_two, axis=-1), spec.topk_group)[1]
-    keep = jnp.any(kept[:, :, None] == jnp.arange(spec.n_group), axis=1)
+    keep = jnp.any(kept[:, :, None] == jnp.arange(spec.n_group)[None, None, :], axis=1)
     return jnp.where(keep[:, :, None], grouped, -jnp.inf).reshape(tokens, experts)
