@@ -184,6 +184,20 @@ class RegisterReply(_message.Message):
     lease_s: float
     def __init__(self, lease_s: _Optional[float] = ...) -> None: ...
 
+class UnregisterRequest(_message.Message):
+    __slots__ = ("node_id", "incarnation", "reason")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: int
+    reason: str
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class UnregisterReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class EngineReport(_message.Message):
     __slots__ = ("seq", "tok", "free_tokens")
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -205,16 +219,18 @@ class QueueReport(_message.Message):
     def __init__(self, seen: _Optional[int] = ..., read_q_tokens: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineReport, _Mapping]]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "queues", "max_wait_s")
+    __slots__ = ("node_id", "incarnation", "queues", "max_wait_s", "received")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     queues: QueueReport
     max_wait_s: float
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., queues: _Optional[_Union[QueueReport, _Mapping]] = ..., max_wait_s: _Optional[float] = ...) -> None: ...
+    received: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., queues: _Optional[_Union[QueueReport, _Mapping]] = ..., max_wait_s: _Optional[float] = ..., received: _Optional[int] = ...) -> None: ...
 
 class FetchReply(_message.Message):
     __slots__ = ("assignments", "cancellations")
@@ -225,7 +241,7 @@ class FetchReply(_message.Message):
     def __init__(self, assignments: _Optional[_Iterable[_Union[Assignment, _Mapping]]] = ..., cancellations: _Optional[_Iterable[_Union[Cancellation, _Mapping]]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("serial", "request_id", "attempt", "tokens", "max_tokens", "sampling", "stop_tokens", "forced_tokens", "root_key", "prefill_side_blocks", "decode_side_blocks", "prefill_node", "prefill_address", "prefill_engine", "decode_node", "decode_address", "decode_engine")
+    __slots__ = ("serial", "request_id", "attempt", "tokens", "max_tokens", "sampling", "stop_tokens", "forced_tokens", "root_key", "prefill_side_blocks", "decode_side_blocks", "prefill_node", "prefill_address", "prefill_engine", "decode_node", "decode_address", "decode_engine", "prefill_incarnation", "decode_incarnation")
     SERIAL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +259,8 @@ class Assignment(_message.Message):
     DECODE_NODE_FIELD_NUMBER: _ClassVar[int]
     DECODE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DECODE_ENGINE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DECODE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     serial: int
     request_id: str
     attempt: int
@@ -260,17 +278,21 @@ class Assignment(_message.Message):
     decode_node: str
     decode_address: str
     decode_engine: int
-    def __init__(self, serial: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., forced_tokens: _Optional[_Iterable[int]] = ..., root_key: _Optional[bytes] = ..., prefill_side_blocks: _Optional[int] = ..., decode_side_blocks: _Optional[int] = ..., prefill_node: _Optional[str] = ..., prefill_address: _Optional[str] = ..., prefill_engine: _Optional[int] = ..., decode_node: _Optional[str] = ..., decode_address: _Optional[str] = ..., decode_engine: _Optional[int] = ...) -> None: ...
+    prefill_incarnation: int
+    decode_incarnation: int
+    def __init__(self, serial: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., forced_tokens: _Optional[_Iterable[int]] = ..., root_key: _Optional[bytes] = ..., prefill_side_blocks: _Optional[int] = ..., decode_side_blocks: _Optional[int] = ..., prefill_node: _Optional[str] = ..., prefill_address: _Optional[str] = ..., prefill_engine: _Optional[int] = ..., decode_node: _Optional[str] = ..., decode_address: _Optional[str] = ..., decode_engine: _Optional[int] = ..., prefill_incarnation: _Optional[int] = ..., decode_incarnation: _Optional[int] = ...) -> None: ...
 
 class Cancellation(_message.Message):
-    __slots__ = ("request_id", "attempt", "reason")
+    __slots__ = ("request_id", "attempt", "reason", "serial")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     reason: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    serial: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ..., serial: _Optional[int] = ...) -> None: ...
 
 class Published(_message.Message):
     __slots__ = ("key", "parent")
@@ -303,20 +325,22 @@ class Progress(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finished: _Optional[bool] = ..., error: _Optional[str] = ..., fatal: _Optional[bool] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., hit_tokens: _Optional[int] = ..., recomputed_blocks: _Optional[int] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "queues", "progress", "published", "lost")
+    __slots__ = ("node_id", "incarnation", "queues", "progress", "published", "lost", "serial")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     queues: QueueReport
     progress: _containers.RepeatedCompositeFieldContainer[Progress]
     published: _containers.RepeatedCompositeFieldContainer[Published]
     lost: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., queues: _Optional[_Union[QueueReport, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., published: _Optional[_Iterable[_Union[Published, _Mapping]]] = ..., lost: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    serial: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., queues: _Optional[_Union[QueueReport, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., published: _Optional[_Iterable[_Union[Published, _Mapping]]] = ..., lost: _Optional[_Iterable[bytes]] = ..., serial: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
     __slots__ = ()

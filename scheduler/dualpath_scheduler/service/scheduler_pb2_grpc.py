@@ -59,6 +59,11 @@ class SchedulerStub:
                 request_serializer=dualpath__scheduler_dot_service_dot_scheduler__pb2.ReportRequest.SerializeToString,
                 response_deserializer=dualpath__scheduler_dot_service_dot_scheduler__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.Unregister = channel.unary_unary(
+                '/dualpath.scheduler.Scheduler/Unregister',
+                request_serializer=dualpath__scheduler_dot_service_dot_scheduler__pb2.UnregisterRequest.SerializeToString,
+                response_deserializer=dualpath__scheduler_dot_service_dot_scheduler__pb2.UnregisterReply.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -99,6 +104,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Unregister(self, request, context):
+        """A leader leaves: what its node held is retried elsewhere at once, without waiting for the lease to end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +138,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=dualpath__scheduler_dot_service_dot_scheduler__pb2.ReportRequest.FromString,
                     response_serializer=dualpath__scheduler_dot_service_dot_scheduler__pb2.ReportReply.SerializeToString,
+            ),
+            'Unregister': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unregister,
+                    request_deserializer=dualpath__scheduler_dot_service_dot_scheduler__pb2.UnregisterRequest.FromString,
+                    response_serializer=dualpath__scheduler_dot_service_dot_scheduler__pb2.UnregisterReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +280,33 @@ class Scheduler:
             '/dualpath.scheduler.Scheduler/Report',
             dualpath__scheduler_dot_service_dot_scheduler__pb2.ReportRequest.SerializeToString,
             dualpath__scheduler_dot_service_dot_scheduler__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unregister(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dualpath.scheduler.Scheduler/Unregister',
+            dualpath__scheduler_dot_service_dot_scheduler__pb2.UnregisterRequest.SerializeToString,
+            dualpath__scheduler_dot_service_dot_scheduler__pb2.UnregisterReply.FromString,
             options,
             channel_credentials,
             insecure,
