@@ -76,7 +76,15 @@ class StoredBlock:
 
 
 class BlockStore(abc.ABC):
-    """Blocks of one layout, by chain key. Methods are called from one event loop."""
+    """Blocks of one layout, by chain key. Methods are called from one event loop.
+
+    Cancellation: a cancelled `get` or `put` begins no further block and waits for those that run, so where it raises
+    CancelledError nothing touches a buffer of the batch any more. Where a block still runs at the deadline, the call
+    returns its results, with `quiet` futures, and does not raise; `asyncio.current_task().cancelling()` tells.
+
+    Buffers that break `BlockRead`'s or `BlockWrite`'s terms are a ValueError, and nothing has begun. A closed store
+    and, for the methods without a deadline, a device that fails or does not answer are a StoreError.
+    """
 
     @abc.abstractmethod
     async def get(self, reads: Sequence[BlockRead], *, deadline_s: float) -> list[BlockResult]:
@@ -89,8 +97,9 @@ class BlockStore(abc.ABC):
     async def put(self, writes: Sequence[BlockWrite], *, deadline_s: float) -> list[BlockResult]:
         """Write blocks; OK means durable and whole: a reader, also after a crash, sees all of it or nothing.
 
-        Writing a key that is stored already is OK and changes nothing: equal keys mean equal bytes. A write that
-        times out may still become visible later, whole.
+        Writing a key that is stored already is OK and changes nothing: equal keys mean equal bytes. Where what is
+        stored turns out to be damaged, it is replaced. A write that times out or is cancelled may still become
+        visible later, whole.
         """
 
     @abc.abstractmethod

@@ -1,0 +1,228 @@
+"""A block store over any medium: threads, deadlines, cancellation and verification, the same for all of them."""
+
+import abc
+import asyncio
+import contextlib
+import errno
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from dualpath_storage.block_format import HEADER_BYTES, BlockFormat, HeaderError, read_header
+from dualpath_storage.keys import KEY_BYTES
+from dualpath_storage.layout import KVLayout
+from dualpath_storage.medium import Medium, Staged
+from dualpath_storage.store import BlockRead, BlockResult, BlockStore, BlockWrite, Status, StoredBlock, StoreError
+from dualpath_storage.workers import Batch, WorkerPool
+
+T = TypeVar("T")
+
+_OK = BlockResult(Status.OK)
+_MISSING = BlockResult(Status.MISSING)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_CALL_TIMEOUT_S = 30.0
+_CLOSE_GRACE_S = 5.0
+
+
+class MediumStore(BlockStore):
+    """Reads and writes have threads of their own, so that a load does not queue behind a store."""
+
+    def __init__(self, medium: Medium, layout: KVLayout, *, threads: int) -> None:
+        if threads < 1:
+            raise ValueError(f"threads is {threads}: a store needs at least 1")
+        self.medium = medium
+        self.layout = layout
+        self.threads = threads
+        self._format = BlockFormat(layout)
+        self._readers = WorkerPool(threads, "store-read")
+        self._writers = WorkerPool(threads, "store-write")
+        self._scratch = threading.local()
+        self._operations = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+
+    @property
+    @abc.abstractmethod
+    def url(self) -> str:
+        """What `open_store` opens this store by."""
+
+    async def get(self, reads: Sequence[BlockRead], *, deadline_s: float) -> list[BlockResult]:
+        deadline_at = time.monotonic() + deadline_s
+        buffers = [self._checked("into", read.key, read.into) for read in reads]
+        if any(buffer.readonly for buffer in buffers):
+            raise ValueError("a block's `into` is read-only: expected a writable buffer")
+        with self._operation():
+            batch = Batch(len(reads), lambda index: self._read_one(reads[index], buffers[index], deadline_at))
+            cancelled = await batch.run(self._readers, deadline_at)
+        if cancelled and not batch.quiet:
+            raise cancelled
+        return [result or _late(deadline_s, batch.quiet.get(i)) for i, result in enumerate(batch.results)]
+
+    async def put(self, writes: Sequence[BlockWrite], *, deadline_s: float) -> list[BlockResult]:
+        deadline_at = time.monotonic() + deadline_s
+        payloads = [self._checked("data", write.key, write.data) for write in writes]
+        with self._operation():
+            batch = Batch(
+                len(writes),
+                lambda index: self._stage_one(writes[index], payloads[index], deadline_at),
+                late=self._discard_late,
+            )
+            cancelled = await batch.run(self._writers, deadline_at)
+            staged = [result for result in batch.results if isinstance(result, Staged)]
+            if cancelled:
+                self._writers.submit(partial(self.medium.discard, staged))
+                outcomes = [_late(deadline_s)] * len(staged)
+            else:
+                outcomes, cancelled = await self._commit(staged, deadline_s, deadline_at)
+        if cancelled and not batch.quiet:
+            raise cancelled
+        committed = iter(outcomes)
+        return [
+            next(committed) if isinstance(result, Staged) else result or _late(deadline_s, batch.quiet.get(i))
+            for i, result in enumerate(batch.results)
+        ]
+
+    async def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        keys = list(keys)
+        return await self._call(lambda: [self.medium.contains(key) for key in keys])
+
+    async def delete(self, keys: Sequence[bytes]) -> None:
+        keys = list(keys)
+
+        def delete_all() -> None:
+            for key in keys:
+                self.medium.delete(key)
+
+        await self._call(delete_all)
+
+    async def scan(self) -> AsyncIterator[StoredBlock]:
+        chunks = self.medium.keys()
+        while (keys := await self._call(partial(next, chunks, None))) is not None:
+            for block in await self._call(partial(self._stored_blocks, keys)):
+                yield block
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._idle.wait()  # every operation ends by its deadline
+        await self._writers.close(_CLOSE_GRACE_S)
+        await self._readers.close(_CLOSE_GRACE_S)
+        self.medium.close()
+
+    @contextlib.contextmanager
+    def _operation(self) -> Iterator[None]:
+        if self._closed:
+            raise StoreError(f"{self.url} is closed")
+        self._operations += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._operations -= 1
+            if not self._operations:
+                self._idle.set()
+
+    def _checked(self, name: str, key: bytes, buffer: memoryview) -> memoryview:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"key {key!r} has {len(key)} bytes: expected {KEY_BYTES}")
+        if buffer.nbytes != self._format.block_bytes or not buffer.c_contiguous:
+            raise ValueError(
+                f"a block's `{name}` has {buffer.nbytes} bytes (C-contiguous: {buffer.c_contiguous}): "
+                f"expected {self._format.block_bytes} contiguous bytes, the layout's block"
+            )
+        return buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
+
+    def _read_one(self, read: BlockRead, into: memoryview, deadline_at: float) -> BlockResult:
+        header = bytearray(HEADER_BYTES)
+        try:
+            seen = self.medium.read(read.key, header, into, deadline_at=deadline_at)
+            damage = self._format.verify(header, into, key=read.key, tokens=read.tokens, stored_bytes=seen)
+        except FileNotFoundError:
+            return _MISSING
+        except Exception as error:
+            return _failure(error)
+        return _OK if damage is None else BlockResult(Status.CORRUPT, damage)
+
+    def _stage_one(self, write: BlockWrite, payload: memoryview, deadline_at: float) -> Staged | BlockResult:
+        try:
+            if self.medium.contains(write.key) and self._is_intact(write, deadline_at):
+                return Staged(write.key, None)
+            header = self._format.pack_header(write.key, write.parent, write.tokens, payload)
+            return self.medium.stage(write.key, header, payload, deadline_at=deadline_at)
+        except Exception as error:
+            return _failure(error)
+
+    def _is_intact(self, write: BlockWrite, deadline_at: float) -> bool:
+        """Whether what is stored can be read. Reading a block costs far less than to write it again, and without it a
+        damaged block would be reported as stored for ever."""
+        scratch = getattr(self._scratch, "block", None)
+        if scratch is None:
+            scratch = self._scratch.block = memoryview(bytearray(self._format.block_bytes))
+        return self._read_one(BlockRead(write.key, write.tokens, scratch), scratch, deadline_at).ok
+
+    async def _commit(
+        self, staged: list[Staged], deadline_s: float, deadline_at: float
+    ) -> tuple[list[BlockResult], asyncio.CancelledError | None]:
+        if not staged:
+            return [], None
+        batch = Batch(1, lambda _: self._commit_all(staged, deadline_at))
+        cancelled = await batch.run(self._writers, deadline_at)
+        outcomes = batch.results[0]
+        if outcomes is None:
+            if not batch.quiet:  # it never began
+                self._writers.submit(partial(self.medium.discard, staged))
+            outcomes = [_late(deadline_s)] * len(staged)
+        return outcomes, cancelled
+
+    def _commit_all(self, staged: list[Staged], deadline_at: float) -> list[BlockResult]:
+        try:
+            errors = self.medium.commit(staged, deadline_at=deadline_at)
+        except Exception as error:
+            return [_failure(error)] * len(staged)
+        return [_OK if error is None else _failure(error) for error in errors]
+
+    def _discard_late(self, result: Staged | BlockResult) -> None:
+        if isinstance(result, Staged):
+            self.medium.discard([result])
+
+    def _stored_blocks(self, keys: list[bytes]) -> list[StoredBlock]:
+        found = []
+        for key in keys:
+            try:
+                header = read_header(self.medium.peek(key, HEADER_BYTES))
+            except (HeaderError, OSError):
+                continue
+            if header.key == key and header.layout_digest == self._format.layout_digest:
+                found.append(StoredBlock(key, header.parent, HEADER_BYTES + header.payload_bytes))
+        return found
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        """Run `function` in a thread. Raises StoreError where it fails or the medium does not answer."""
+
+        def call(_: int) -> tuple[T] | Exception:
+            try:
+                return (function(),)
+            except Exception as error:
+                return error
+
+        with self._operation():
+            batch = Batch(1, call)
+            cancelled = await batch.run(self._readers, time.monotonic() + _CALL_TIMEOUT_S)
+        if cancelled:
+            raise cancelled
+        outcome = batch.results[0]
+        if isinstance(outcome, tuple):
+            return outcome[0]
+        raise StoreError(f"{self.url}: {outcome or f'no answer within {_CALL_TIMEOUT_S:g} s'}") from outcome
+
+
+def _late(deadline_s: float, quiet: "asyncio.Future[None] | None" = None) -> BlockResult:
+    return BlockResult(Status.TIMED_OUT, f"not done within {deadline_s:g} s", quiet)
+
+
+def _failure(error: Exception) -> BlockResult:
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return BlockResult(Status.FULL, str(error))
+    return BlockResult(Status.FAILED, f"{type(error).__name__}: {error}")
