@@ -1,8 +1,10 @@
 """The DeepSeek-V3-style decoder in Flax: the only place that knows Flax."""
 
+from dualpath_jax.models.checkpoint import restore, save
 from dualpath_jax.models.decoder import Decoder, DecoderLayer
 from dualpath_jax.models.feed_forward import DenseFFN, MoE
 from dualpath_jax.models.kv import kv_layout, model_digest, round_kv
+from dualpath_jax.models.loading import load_hugging_face, weights_id
 from dualpath_jax.models.mla import MLA
 from dualpath_jax.models.norm import RMSNorm
 from dualpath_jax.models.parameters import (
@@ -11,13 +13,16 @@ from dualpath_jax.models.parameters import (
     flatten,
     named_parameters,
     partition_specs,
+    seed_weights_id,
     shardings,
 )
 from dualpath_jax.models.reference import reference_logits, reference_logprobs
+from dualpath_jax.models.tensor_files import CheckpointError
 
 __all__ = [
     "ENGINE_AXIS",
     "MLA",
+    "CheckpointError",
     "Decoder",
     "DecoderLayer",
     "DenseFFN",
@@ -26,11 +31,16 @@ __all__ = [
     "Structure",
     "flatten",
     "kv_layout",
+    "load_hugging_face",
     "model_digest",
     "named_parameters",
     "partition_specs",
     "reference_logits",
     "reference_logprobs",
+    "restore",
     "round_kv",
+    "save",
+    "seed_weights_id",
     "shardings",
+    "weights_id",
 ]

@@ -98,6 +98,11 @@ def draw(module: ModuleT, seed: int, mesh: Mesh | None = None) -> ModuleT:
     return with_leaves(module, place(module, values, mesh))
 
 
+def seed_weights_id(seed: int) -> str:
+    """Names the weights that `draw` makes of a seed; the number behind `uniform` changes when `draw` does."""
+    return f"uniform-1-seed-{seed}"
+
+
 def place(module: nnx.Module, values: Sequence[np.ndarray], mesh: Mesh | None) -> tuple[jax.Array, ...]:
     """Host arrays, in the order of `flatten(module)`, onto a mesh, or onto the default device."""
     if mesh is None:
