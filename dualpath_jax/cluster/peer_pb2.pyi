@@ -17,22 +17,12 @@ class RegionHandle(_message.Message):
     def __init__(self, region_id: _Optional[int] = ..., generation: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class RequestRef(_message.Message):
-    __slots__ = ("request_id", "attempt", "reason")
+    __slots__ = ("request_id", "attempt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
-    reason: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
-
-class AttachRequest(_message.Message):
-    __slots__ = ("request", "incarnation")
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    request: RequestRef
-    incarnation: int
-    def __init__(self, request: _Optional[_Union[RequestRef, _Mapping]] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class AttachReply(_message.Message):
     __slots__ = ("buffer",)
@@ -51,8 +41,9 @@ class ReadsReply(_message.Message):
     def __init__(self, verified_blocks: _Optional[int] = ..., read_start: _Optional[float] = ..., read_end: _Optional[float] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("request", "stage", "first_layer", "last_layer", "first_block", "last_block", "offset_bytes", "layer_stride_bytes")
+    __slots__ = ("request", "peer", "stage", "first_layer", "last_layer", "first_block", "last_block", "offset_bytes", "layer_stride_bytes")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +52,7 @@ class PushRequest(_message.Message):
     OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
     LAYER_STRIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
     request: RequestRef
+    peer: str
     stage: RegionHandle
     first_layer: int
     last_layer: int
@@ -68,29 +60,23 @@ class PushRequest(_message.Message):
     last_block: int
     offset_bytes: int
     layer_stride_bytes: int
-    def __init__(self, request: _Optional[_Union[RequestRef, _Mapping]] = ..., stage: _Optional[_Union[RegionHandle, _Mapping]] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., first_block: _Optional[int] = ..., last_block: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., layer_stride_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, request: _Optional[_Union[RequestRef, _Mapping]] = ..., peer: _Optional[str] = ..., stage: _Optional[_Union[RegionHandle, _Mapping]] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., first_block: _Optional[int] = ..., last_block: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., layer_stride_bytes: _Optional[int] = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class HandoverRequest(_message.Message):
-    __slots__ = ("request", "first_token", "finished", "computed_from_block")
+    __slots__ = ("request", "first_token", "computed_from_block")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FROM_BLOCK_FIELD_NUMBER: _ClassVar[int]
     request: RequestRef
     first_token: int
-    finished: bool
     computed_from_block: int
-    def __init__(self, request: _Optional[_Union[RequestRef, _Mapping]] = ..., first_token: _Optional[int] = ..., finished: _Optional[bool] = ..., computed_from_block: _Optional[int] = ...) -> None: ...
+    def __init__(self, request: _Optional[_Union[RequestRef, _Mapping]] = ..., first_token: _Optional[int] = ..., computed_from_block: _Optional[int] = ...) -> None: ...
 
 class HandoverReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class AbandonReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -99,22 +85,22 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("snic_read_bytes", "snic_written_bytes", "snic_read_busy_s", "cnic_bytes", "snic_samples", "persist_dropped_blocks", "unpersisted_blocks")
+    __slots__ = ("snic_read_bytes", "snic_written_bytes", "snic_read_busy_s", "cnic_bytes", "snic_samples", "dropped_blocks", "pending_blocks")
     SNIC_READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     SNIC_WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     SNIC_READ_BUSY_S_FIELD_NUMBER: _ClassVar[int]
     CNIC_BYTES_FIELD_NUMBER: _ClassVar[int]
     SNIC_SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    PERSIST_DROPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    UNPERSISTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     snic_read_bytes: int
     snic_written_bytes: int
     snic_read_busy_s: float
     cnic_bytes: _containers.RepeatedScalarFieldContainer[int]
     snic_samples: _containers.RepeatedCompositeFieldContainer[SnicSample]
-    persist_dropped_blocks: int
-    unpersisted_blocks: int
-    def __init__(self, snic_read_bytes: _Optional[int] = ..., snic_written_bytes: _Optional[int] = ..., snic_read_busy_s: _Optional[float] = ..., cnic_bytes: _Optional[_Iterable[int]] = ..., snic_samples: _Optional[_Iterable[_Union[SnicSample, _Mapping]]] = ..., persist_dropped_blocks: _Optional[int] = ..., unpersisted_blocks: _Optional[int] = ...) -> None: ...
+    dropped_blocks: int
+    pending_blocks: int
+    def __init__(self, snic_read_bytes: _Optional[int] = ..., snic_written_bytes: _Optional[int] = ..., snic_read_busy_s: _Optional[float] = ..., cnic_bytes: _Optional[_Iterable[int]] = ..., snic_samples: _Optional[_Iterable[_Union[SnicSample, _Mapping]]] = ..., dropped_blocks: _Optional[int] = ..., pending_blocks: _Optional[int] = ...) -> None: ...
 
 class SnicSample(_message.Message):
     __slots__ = ("time", "seconds", "read_bytes", "written_bytes")

@@ -25,8 +25,85 @@ if _version_not_supported:
     )
 
 
-class PeerStub:
-    """Missing associated documentation comment in .proto file."""
+class NodeStub:
+    """Every node.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Stats = channel.unary_unary(
+                '/dualpath.peer.Node/Stats',
+                request_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.StatsRequest.SerializeToString,
+                response_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.StatsReply.FromString,
+                _registered_method=True)
+
+
+class NodeServicer:
+    """Every node.
+    """
+
+    def Stats(self, request, context):
+        """What passed the node's cards so far, for reports.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_NodeServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Stats': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stats,
+                    request_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.StatsRequest.FromString,
+                    response_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.StatsReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'dualpath.peer.Node', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('dualpath.peer.Node', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Node:
+    """Every node.
+    """
+
+    @staticmethod
+    def Stats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dualpath.peer.Node/Stats',
+            dualpath__jax_dot_cluster_dot_peer__pb2.StatsRequest.SerializeToString,
+            dualpath__jax_dot_cluster_dot_peer__pb2.StatsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class DecodeStub:
+    """A decode node, spoken to by the prefill node of a request.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -35,88 +112,65 @@ class PeerStub:
             channel: A grpc.Channel.
         """
         self.Attach = channel.unary_unary(
-                '/dualpath.peer.Peer/Attach',
-                request_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.AttachRequest.SerializeToString,
+                '/dualpath.peer.Decode/Attach',
+                request_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.RequestRef.SerializeToString,
                 response_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.AttachReply.FromString,
                 _registered_method=True)
         self.AwaitReads = channel.unary_unary(
-                '/dualpath.peer.Peer/AwaitReads',
+                '/dualpath.peer.Decode/AwaitReads',
                 request_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.RequestRef.SerializeToString,
                 response_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.ReadsReply.FromString,
                 _registered_method=True)
         self.Push = channel.unary_unary(
-                '/dualpath.peer.Peer/Push',
+                '/dualpath.peer.Decode/Push',
                 request_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.PushRequest.SerializeToString,
                 response_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.PushReply.FromString,
                 _registered_method=True)
         self.Handover = channel.unary_unary(
-                '/dualpath.peer.Peer/Handover',
+                '/dualpath.peer.Decode/Handover',
                 request_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.HandoverRequest.SerializeToString,
                 response_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.HandoverReply.FromString,
                 _registered_method=True)
-        self.Abandon = channel.unary_unary(
-                '/dualpath.peer.Peer/Abandon',
-                request_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.RequestRef.SerializeToString,
-                response_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.AbandonReply.FromString,
-                _registered_method=True)
-        self.Stats = channel.unary_unary(
-                '/dualpath.peer.Peer/Stats',
-                request_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.StatsRequest.SerializeToString,
-                response_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.StatsReply.FromString,
-                _registered_method=True)
 
 
-class PeerServicer:
-    """Missing associated documentation comment in .proto file."""
+class DecodeServicer:
+    """A decode node, spoken to by the prefill node of a request.
+    """
 
     def Attach(self, request, context):
-        """Prefill -> decode. Returns once the decode node holds host buffer slots for the whole prompt.
+        """Returns once the decode node holds host buffer slots for the whole prompt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AwaitReads(self, request, context):
-        """Prefill -> decode. Returns once the decode node's share of the reads has ended.
+        """Returns once the decode node's share of the reads has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request, context):
-        """Prefill -> decode. Writes Layer Blocks into the prefill node's stage; returns when they lie there.
+        """Writes Layer Blocks into the prefill node's stage; returns when they lie there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Handover(self, request, context):
-        """Prefill -> decode. All KV of the prompt lies in the decode node's buffer; here is the first token.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Abandon(self, request, context):
-        """Either way: this attempt is over on the sender's side.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Stats(self, request, context):
-        """What passed the node's cards, for reports.
+        """All KV of the prompt lies in the decode node's buffer, and here is the first token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
 
-def add_PeerServicer_to_server(servicer, server):
+def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Attach': grpc.unary_unary_rpc_method_handler(
                     servicer.Attach,
-                    request_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.AttachRequest.FromString,
+                    request_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.RequestRef.FromString,
                     response_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.AttachReply.SerializeToString,
             ),
             'AwaitReads': grpc.unary_unary_rpc_method_handler(
@@ -134,26 +188,17 @@ def add_PeerServicer_to_server(servicer, server):
                     request_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.HandoverRequest.FromString,
                     response_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.HandoverReply.SerializeToString,
             ),
-            'Abandon': grpc.unary_unary_rpc_method_handler(
-                    servicer.Abandon,
-                    request_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.RequestRef.FromString,
-                    response_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.AbandonReply.SerializeToString,
-            ),
-            'Stats': grpc.unary_unary_rpc_method_handler(
-                    servicer.Stats,
-                    request_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.StatsRequest.FromString,
-                    response_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.StatsReply.SerializeToString,
-            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'dualpath.peer.Peer', rpc_method_handlers)
+            'dualpath.peer.Decode', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('dualpath.peer.Peer', rpc_method_handlers)
+    server.add_registered_method_handlers('dualpath.peer.Decode', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class Peer:
-    """Missing associated documentation comment in .proto file."""
+class Decode:
+    """A decode node, spoken to by the prefill node of a request.
+    """
 
     @staticmethod
     def Attach(request,
@@ -169,8 +214,8 @@ class Peer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/dualpath.peer.Peer/Attach',
-            dualpath__jax_dot_cluster_dot_peer__pb2.AttachRequest.SerializeToString,
+            '/dualpath.peer.Decode/Attach',
+            dualpath__jax_dot_cluster_dot_peer__pb2.RequestRef.SerializeToString,
             dualpath__jax_dot_cluster_dot_peer__pb2.AttachReply.FromString,
             options,
             channel_credentials,
@@ -196,7 +241,7 @@ class Peer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/dualpath.peer.Peer/AwaitReads',
+            '/dualpath.peer.Decode/AwaitReads',
             dualpath__jax_dot_cluster_dot_peer__pb2.RequestRef.SerializeToString,
             dualpath__jax_dot_cluster_dot_peer__pb2.ReadsReply.FromString,
             options,
@@ -223,7 +268,7 @@ class Peer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/dualpath.peer.Peer/Push',
+            '/dualpath.peer.Decode/Push',
             dualpath__jax_dot_cluster_dot_peer__pb2.PushRequest.SerializeToString,
             dualpath__jax_dot_cluster_dot_peer__pb2.PushReply.FromString,
             options,
@@ -250,63 +295,9 @@ class Peer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/dualpath.peer.Peer/Handover',
+            '/dualpath.peer.Decode/Handover',
             dualpath__jax_dot_cluster_dot_peer__pb2.HandoverRequest.SerializeToString,
             dualpath__jax_dot_cluster_dot_peer__pb2.HandoverReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Abandon(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/dualpath.peer.Peer/Abandon',
-            dualpath__jax_dot_cluster_dot_peer__pb2.RequestRef.SerializeToString,
-            dualpath__jax_dot_cluster_dot_peer__pb2.AbandonReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Stats(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/dualpath.peer.Peer/Stats',
-            dualpath__jax_dot_cluster_dot_peer__pb2.StatsRequest.SerializeToString,
-            dualpath__jax_dot_cluster_dot_peer__pb2.StatsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -125,6 +125,14 @@ class EngineGroup(abc.ABC):
     vocab_size: int
 
     @abc.abstractmethod
+    def warm_up_prefill(self, layer_groups: Sequence[tuple[int, int]]) -> None:
+        """Compile and run once everything that prefill in these layer groups `[first, last)` can need."""
+
+    @abc.abstractmethod
+    def warm_up_decode(self) -> None:
+        """Compile and run once everything that decode needs, and allocate its pages."""
+
+    @abc.abstractmethod
     def plan_prefill(self, chunks: Sequence[PrefillChunk]) -> PrefillPass:
         """Pack chunks. Raises ValueError where an engine's share exceeds its limits. Touches no device."""
 

@@ -1,0 +1,196 @@
+"""One prefill pass: layer groups run one after the other while the next one's KV moves in and the last one's moves out.
+
+fill(g + 1)      stage B  <- own host buffer (copies) and the decode nodes (their writes)
+run_layers(g)    stage A  -> new KV
+give_back(g)     new KV and own hit blocks of group g -> decode nodes' buffers
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dualpath_jax.cluster.jobs import JobError
+from dualpath_jax.cluster.peers import Push
+from dualpath_jax.cluster.prefill_jobs import PrefillJob
+from dualpath_jax.cluster.services import NodeServices
+from dualpath_jax.engine.base import PrefillPass, Stage, TokenChoice
+from dualpath_jax.transfer import Lane, RegionWrite, TransferError
+
+LayerGroup = tuple[int, int]
+
+
+def layer_groups(layers: int, layers_per_group: int) -> tuple[LayerGroup, ...]:
+    """`[first, last)` of each group; the last one may be smaller."""
+    return tuple((first, min(first + layers_per_group, layers)) for first in range(0, layers, layers_per_group))
+
+
+@dataclass(frozen=True)
+class Share:
+    """One job's part of a pass."""
+
+    job: PrefillJob
+    index: int
+    tokens: int
+    start: int
+    returns_own: bool
+
+    @property
+    def prefix_blocks(self) -> int:
+        return self.start // self.job.block_tokens
+
+
+class PassRunner:
+    """Runs passes on a node's engine group; one at a time."""
+
+    def __init__(self, services: NodeServices, groups: Sequence[LayerGroup]) -> None:
+        self._services = services
+        self.groups = tuple(groups)
+        widest = max(last - first for first, last in groups)
+        self._stages = [services.engine.new_stage(widest) for _ in range(min(2, len(groups)))]
+
+    async def run(self, batch: Sequence[tuple[PrefillJob, int]]) -> list[TokenChoice | None]:
+        """Run each job's next tokens through all layers; returns the sampled token of those that reach their end.
+
+        A job whose KV does not arrive is failed and its result is garbage; the others are not touched by it. The KV
+        that is given back is under way when this returns: see `PrefillJob.sends`.
+        """
+        engine, device = self._services.engine, self._services.device
+        chunks = [job.chunk(size) for job, size in batch]
+        pass_ = engine.plan_prefill(chunks)
+        shares = [
+            Share(job, i, size, job.position, returns_own=not job.own_returned) for i, (job, size) in enumerate(batch)
+        ]
+        with contextlib.ExitStack() as holds:
+            for job, _ in batch:
+                holds.enter_context(job.block_slots.reservation.hold())
+            filled = asyncio.create_task(self._fill(pass_, shares, 0))
+            try:
+                await device.run(engine.start_prefill, pass_)
+                for g, (first, last) in enumerate(self.groups):
+                    await filled
+                    if g + 1 < len(self.groups):
+                        filled = asyncio.create_task(self._fill(pass_, shares, g + 1))
+                    new_kv = await device.run(engine.run_layers, first, last, self._stage(g))
+                    self._give_back(pass_, shares, (first, last), new_kv)
+                return await device.run(engine.finish_prefill)
+            finally:
+                filled.cancel()
+                await asyncio.wait([filled])
+
+    def _stage(self, group: int) -> Stage:
+        return self._stages[group % len(self._stages)]
+
+    async def _fill(self, pass_: PrefillPass, shares: Sequence[Share], group: int) -> None:
+        """Bring the prefix KV of a layer group into its stage. A share that fails fails its job alone."""
+        async with asyncio.TaskGroup() as tasks:
+            for share in shares:
+                if share.prefix_blocks and share.job.runnable:
+                    tasks.create_task(self._fill_share(pass_, share, group))
+
+    async def _fill_share(self, pass_: PrefillPass, share: Share, group: int) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._copy_local(pass_, share, group))
+                tasks.create_task(self._pull_remote(pass_, share, group))
+        except* (JobError, TransferError, TimeoutError) as errors:
+            share.job.fail(JobError(f"{share.job.label}: prefix KV did not arrive: {errors.exceptions[0]}"))
+
+    def _offset(self, pass_: PrefillPass, share: Share, group: int, *, layer: int, block: int) -> int:
+        first, last = self.groups[group]
+        return self._stage(group).offset(
+            pass_,
+            last - first,
+            engine=share.job.engine,
+            layer=layer - first,
+            block=pass_.stage_blocks[share.index] + block,
+        )
+
+    async def _copy_local(self, pass_: PrefillPass, share: Share, group: int) -> None:
+        """Own read blocks, and blocks that an earlier chunk computed: host buffer to stage."""
+        layout, slots = self._services.engine.layout, share.job.block_slots
+        first, last = self.groups[group]
+        stage, views = memoryview(self._stage(group).buffer), slots.reservation.views()
+        pairs = []
+        for block in range(share.prefix_blocks):
+            slot = slots.local_slot(block)
+            if slot is None:
+                continue
+            for layer in range(first, last):
+                offset = self._offset(pass_, share, group, layer=layer, block=block)
+                source = views[slot][layout.layer_span(layer, layer + 1)]
+                pairs.append((stage[offset : offset + layout.layer_block_bytes], source))
+        need = (first, share.job.assignment.serial)
+        await self._services.traffic.copy(pairs, engine=share.job.engine, need=need)
+
+    async def _pull_remote(self, pass_: PrefillPass, share: Share, group: int) -> None:
+        """Blocks that the decode node read: it writes them into the stage."""
+        job, slots = share.job, share.job.block_slots
+        if slots.own == slots.usable:
+            return
+        assert job.peer is not None
+        transport, layout = self._services.transport, self._services.engine.layout
+        first, last = self.groups[group]
+        handle = transport.register([memoryview(self._stage(group).buffer)], engine=job.engine)
+        try:
+            push = Push(
+                stage=handle,
+                first_layer=first,
+                last_layer=last,
+                first_block=slots.own,
+                last_block=slots.usable,
+                offset_bytes=self._offset(pass_, share, group, layer=first, block=slots.own),
+                layer_stride_bytes=pass_.stage_capacity * layout.layer_block_bytes,
+            )
+            deadline_s = self._services.spec.scheduling.transfer_deadline_s
+            await job.peer.push(job, push, reply_to=transport.address, deadline_s=deadline_s)
+        finally:
+            # A write that is still under way must not land in the stage's next use.
+            await transport.deregister(handle)
+
+    def _give_back(self, pass_: PrefillPass, shares: Sequence[Share], group: LayerGroup, new_kv: np.ndarray) -> None:
+        """Keep the group's new KV in the host buffer and start its way to the decode nodes."""
+        for share in shares:
+            if not share.job.runnable:
+                continue
+            blocks = self._keep(pass_, share, group, new_kv)
+            if share.returns_own:
+                blocks = [*range(share.job.block_slots.own), *blocks]
+            share.job.sends.append(asyncio.create_task(self._send(share.job, blocks, group)))
+
+    def _keep(self, pass_: PrefillPass, share: Share, group: LayerGroup, new_kv: np.ndarray) -> list[int]:
+        """Copy new KV `[engines, layers, tokens, bytes]` into the job's slots; returns the blocks that it touches."""
+        layout, slots, job = self._services.engine.layout, share.job.block_slots, share.job
+        (first, last), size = group, layout.block_tokens
+        offset = pass_.token_offsets[share.index]
+        kv = new_kv[job.engine, :, offset : offset + share.tokens]
+        blocks = list(range(share.prefix_blocks, layout.blocks_of(share.start + share.tokens)))
+        for i, block in enumerate(blocks):
+            slot = slots.local_slot(block)
+            assert slot is not None
+            full = slots.reservation.blocks[slot].reshape(layout.layers, size, layout.token_layer_bytes)
+            piece = kv[:, i * size : (i + 1) * size]
+            full[first:last, : piece.shape[1]] = piece
+        return blocks
+
+    async def _send(self, job: PrefillJob, blocks: Sequence[int], group: LayerGroup) -> None:
+        layout, slots = self._services.engine.layout, job.block_slots
+        assert job.peer is not None
+        assert job.buffer is not None
+        span, views = layout.layer_span(*group), slots.reservation.views()
+        batch = []
+        for block in blocks:
+            slot = slots.local_slot(block)
+            assert slot is not None
+            batch.append(RegionWrite(views[slot][span], job.buffer, block * layout.block_bytes + span.start))
+        with slots.reservation.hold():
+            await self._services.traffic.send(
+                job.peer.address,
+                batch,
+                engine=job.engine,
+                lane=Lane.LOAD,
+                need=(group[0], job.assignment.serial),
+                deadline_s=self._services.spec.scheduling.transfer_deadline_s,
+            )

@@ -1,0 +1,70 @@
+"""Gathers what a node has to say and sends it to the scheduler, one report under way at a time.
+
+While a report is under way the next one gathers, so a slow scheduler gets fewer and larger reports, and a quiet node
+sends one now and then to keep its lease.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from dualpath_jax.cluster.jobs import Job
+from dualpath_jax.engine.base import TokenChoice
+from dualpath_scheduler.service import NodeClient
+from dualpath_scheduler.service import scheduler_pb2 as pb
+
+
+def token_message(choice: TokenChoice) -> pb.Token:
+    """A generated position as the protocol writes it."""
+    return pb.Token(
+        token=choice.token,
+        logprob=choice.logprob,
+        top_token_1=choice.top_tokens[0],
+        top_token_2=choice.top_tokens[1],
+        top_logprob_1=choice.top_logprobs[0],
+        top_logprob_2=choice.top_logprobs[1],
+    )
+
+
+class Reporter:
+    """The outbox of a node."""
+
+    def __init__(self, client: NodeClient, queues: Callable[[], pb.QueueReport], *, heartbeat_s: float) -> None:
+        self._client = client
+        self._queues = queues
+        self._heartbeat_s = heartbeat_s
+        self._progress: list[pb.Progress] = []
+        self._published: list[pb.Published] = []
+        self._lost: list[bytes] = []
+        self._wake = asyncio.Event()
+
+    def progress(self, job: Job, **fields: object) -> None:
+        """Say what became of a job; `fields` are those of `Progress`."""
+        message = pb.Progress(request_id=job.assignment.request_id, attempt=job.assignment.attempt, **fields)  # type: ignore[arg-type]
+        self._progress.append(message)
+        self._wake.set()
+
+    def published(self, key: bytes, parent: bytes) -> None:
+        """A block is durable."""
+        self._published.append(pb.Published(key=key, parent=parent))
+        self._wake.set()
+
+    def lost(self, key: bytes) -> None:
+        """A block that the index promised did not load."""
+        self._lost.append(key)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            await self._send()
+
+    async def _send(self) -> None:
+        self._wake.clear()
+        progress, published, lost = self._progress, self._published, self._lost
+        self._progress, self._published, self._lost = [], [], []
+        await self._client.report(self._queues(), progress=progress, published=published, lost=lost)

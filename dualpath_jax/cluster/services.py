@@ -1,0 +1,62 @@
+"""What every node is made of: engine, device thread, store, host buffer, transport, traffic, and one gRPC server."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+
+from dualpath_configs import ClusterSpec
+from dualpath_jax.cluster.device import DeviceThread
+from dualpath_jax.engine.base import EngineGroup
+from dualpath_jax.engine.host_buffers import HostArena
+from dualpath_jax.transfer import GrpcTransport, Lane, TrafficManager
+from dualpath_storage import BlockStore, open_store
+
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.so_reuseport", 0),
+)
+
+
+@dataclass(frozen=True)
+class NodeServices:
+    """The parts that a node's loop works with."""
+
+    spec: ClusterSpec
+    engine: EngineGroup
+    device: DeviceThread
+    store: BlockStore
+    arena: HostArena
+    transport: GrpcTransport
+    traffic: TrafficManager
+    server: grpc.aio.Server
+
+
+@contextlib.asynccontextmanager
+async def node_services(spec: ClusterSpec, engine: EngineGroup, *, bind: str) -> AsyncIterator[NodeServices]:
+    """Build the parts, in order, and take them down in reverse; the server is started by the node.
+
+    Raises StoreError where the store cannot work and OSError where `bind` is taken.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        device = DeviceThread()
+        stack.callback(device.close)
+        stack.push_async_callback(device.run, engine.close)
+        store = open_store(spec.storage.url, engine.layout)
+        stack.push_async_callback(store.close)
+        network = spec.network
+        lanes = {Lane.MODEL: network.model_dscp, Lane.LOAD: network.load_dscp, Lane.STORE: network.store_dscp}
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        transport = GrpcTransport(bind=bind, lane_dscp=lanes, server=server)
+        traffic = TrafficManager(
+            transport,
+            layout=engine.layout,
+            network=network,
+            engines=engine.engines,
+            free=spec.mode.free_transfers,
+        )
+        stack.push_async_callback(transport.close)
+        arena = HostArena(engine.layout, spec.host_buffer_blocks)
+        yield NodeServices(spec, engine, device, store, arena, transport, traffic, server)
