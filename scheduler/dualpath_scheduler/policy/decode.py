@@ -28,13 +28,14 @@ def drain_to_groups(waiting: Iterable[WaitingRequest], nodes: Sequence[NodeState
     return drained
 
 
-def assign_decode(queue: Sequence[WaitingRequest], node: NodeState) -> list[Placement]:
+def assign_decode(queue: Iterable[WaitingRequest], node: NodeState) -> list[Placement]:
     """Phase 2, when a decode group fetches: requests of the group's own queue go to its engines.
 
     R is the longest run from the head that fits the group's free room, and Z = 1.05 · (Σ_R len + Σ_e tok_e) / |E|.
     For the head request the candidates are the engines with room for it. Of those that stay within Z the one with the
     least seq takes it (then the least tok); if there are none, the candidate with the least tok (then the least seq).
-    Without a candidate, it and all behind it keep waiting. Last ties go to the first engine.
+    Without a candidate, it and all behind it keep waiting. Last ties go to the first engine. `queue` is consumed only
+    as far as it fits, plus one.
     """
     engines = list(node.engines)
     run = _run_that_fits(queue, sum(engine.free_tokens for engine in engines))
@@ -57,7 +58,7 @@ def assign_decode(queue: Sequence[WaitingRequest], node: NodeState) -> list[Plac
     return placements
 
 
-def _run_that_fits(queue: Sequence[WaitingRequest], room_tokens: int) -> list[WaitingRequest]:
+def _run_that_fits(queue: Iterable[WaitingRequest], room_tokens: int) -> list[WaitingRequest]:
     run = []
     for request in queue:
         room_tokens -= request.tokens

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import final
 
 Seconds = Callable[[int, int], float]
 """`seconds(cached, new)`: predicted attention time of `new` tokens on `cached` ones; never falls as `new` grows."""
 
 
+@final
 @dataclass(frozen=True)
 class PrefillLimits:
     """What one engine takes in one batch.

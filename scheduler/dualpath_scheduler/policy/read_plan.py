@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import final
 
 from dualpath_configs import ModeSpec
 
 
+@final
 @dataclass(frozen=True)
 class ReadPlan:
     """The prefill side reads the first `prefill_side_blocks` hit blocks, the decode side those after them."""
@@ -15,6 +17,7 @@ class ReadPlan:
     decode_side_blocks: int
 
 
+@final
 @dataclass(frozen=True)
 class ReadSnapshot:
     """What is known when both engines of a request are: its stored blocks and the two nodes' read queues.

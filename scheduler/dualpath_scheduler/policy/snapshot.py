@@ -2,8 +2,10 @@
 
 import math
 from dataclasses import dataclass
+from typing import final
 
 
+@final
 @dataclass(frozen=True)
 class WaitingRequest:
     """A request in a queue, as the role that is to take it counts its tokens.
@@ -18,6 +20,7 @@ class WaitingRequest:
     order: int
 
 
+@final
 @dataclass(frozen=True)
 class EngineState:
     """One engine of a group: `seq` unfinished requests with `tok` tokens in all.
@@ -33,6 +36,7 @@ class EngineState:
     free_tokens: int = 0
 
 
+@final
 @dataclass(frozen=True)
 class NodeState:
     """An engine group with its node's storage queue.
@@ -50,6 +54,7 @@ class NodeState:
     queued_tokens: int = 0
 
 
+@final
 @dataclass(frozen=True)
 class Placement:
     """A request goes to an engine of a node."""

@@ -1,11 +1,13 @@
 """One attempt of a request on a prefill and a decode engine, and what the two report of it."""
 
 from dataclasses import dataclass
+from typing import final
 
 from dualpath_scheduler.policy import ReadPlan
 from dualpath_scheduler.service import scheduler_pb2 as pb
 
 
+@final
 @dataclass(frozen=True)
 class Seat:
     """An engine of one life of a node."""
@@ -16,6 +18,7 @@ class Seat:
     engine: int
 
 
+@final
 class Attempt:
     """Puts the reports of both sides into one order: the prefill side's token first, then the decode side's.
 

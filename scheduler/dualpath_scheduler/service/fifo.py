@@ -2,10 +2,12 @@
 
 import bisect
 from collections.abc import Iterator
+from typing import final
 
 from dualpath_scheduler.service.request import Request
 
 
+@final
 class Fifo:
     """Requests by `order`: one that is put back stands again in front of all that arrived after it."""
 

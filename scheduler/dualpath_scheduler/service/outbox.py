@@ -1,8 +1,11 @@
 """What waits to be fetched by a node; sent again until the node says that it has it."""
 
+from typing import final
+
 from dualpath_scheduler.service import scheduler_pb2 as pb
 
 
+@final
 class Outbox:
     """Assignments and cancellations of one node, in order, with serials that grow.
 
@@ -25,10 +28,10 @@ class Outbox:
     def cancel(self, request_id: str, attempt: int, reason: str) -> None:
         """Tells the node to drop an attempt; one that was never sent is taken back instead."""
         for message in self._messages:
-            if isinstance(message, pb.Assignment) and (message.request_id, message.attempt) == (request_id, attempt):
-                if message.serial > self._sent_serial:
-                    self._messages.remove(message)
-                    return
+            unsent = isinstance(message, pb.Assignment) and message.serial > self._sent_serial
+            if unsent and (message.request_id, message.attempt) == (request_id, attempt):
+                self._messages.remove(message)
+                return
         cancellation = pb.Cancellation(request_id=request_id, attempt=attempt, reason=reason)
         cancellation.serial = self._append(cancellation)
 

@@ -1,12 +1,14 @@
 """A request in the scheduler, from its submission to its last event."""
 
 from collections.abc import Callable, Sequence
+from typing import final
 
 from dualpath_scheduler.service import scheduler_pb2 as pb
 from dualpath_scheduler.service.attempt import Attempt, Seat
 from dualpath_storage.keys import chain_keys
 
 
+@final
 class Request:
     """What is known of one request; it waits for a prefill engine, then for a decode engine, then runs.
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from dualpath_scheduler.service import scheduler_pb2 as pb
 from dualpath_scheduler.service.errors import InvalidRequest
 
 
+@final
 @dataclass(frozen=True)
 class Limits:
     """Token ids lie in [0, vocab_size); prompt and generation together have at most max_context_tokens."""

@@ -1,0 +1,179 @@
+"""Runs the policies: from the queues to engines, and from two engines to a read plan and two assignments."""
+
+from collections.abc import Iterable, Iterator
+from typing import final
+
+from dualpath_configs import ClusterSpec
+from dualpath_scheduler import policy
+from dualpath_scheduler.policy import Placement, ReadPlan, ReadSnapshot, WaitingRequest
+from dualpath_scheduler.service import scheduler_pb2 as pb
+from dualpath_scheduler.service.attempt import Attempt, Seat
+from dualpath_scheduler.service.fifo import Fifo
+from dualpath_scheduler.service.node import Node, Promise
+from dualpath_scheduler.service.registry import Registry
+from dualpath_scheduler.service.request import Request
+from dualpath_storage.index import PrefixIndex
+
+
+@final
+class Dispatcher:
+    """The queues. A request waits for a prefill engine, then for a decode engine, and then it is assigned to both.
+
+    With `scheduling` on, a prefill group gets work when it fetches, and so does a decode group from its own queue, to
+    which phase 1 has drained the global one. With it off, requests are dealt to all live engines in turn.
+    """
+
+    def __init__(self, spec: ClusterSpec, registry: Registry, index: PrefixIndex) -> None:
+        self._spec = spec
+        self._registry = registry
+        self._index = index
+        self._read_plan = policy.read_plan_for(spec.mode)
+        self._requests: dict[str, Request] = {}
+        self._for_prefill = Fifo()
+        self._for_decode = Fifo()
+        self._turns = {pb.ROLE_PREFILL: 0, pb.ROLE_DECODE: 0}
+        self._plans = 0
+
+    def add(self, request: Request) -> None:
+        """A request waits for a prefill engine from now on."""
+        self._requests[request.id] = request
+        self._for_prefill.add(request)
+
+    def remove(self, request: Request) -> None:
+        """The request leaves the queues and gives back what it was promised, wherever it stands."""
+        self._requests.pop(request.id, None)
+        self._for_prefill.discard(request)
+        self._for_decode.discard(request)
+        for node in self._registry.live():
+            node.queue.discard(request)
+            node.promises.pop(request.id, None)
+
+    def return_queue(self, node: Node) -> None:
+        """What phase 1 gave to a decode group that is gone goes back to the global queue."""
+        for request in node.queue.clear():
+            self._for_decode.add(request)
+
+    def run(self, wall_s: float) -> None:
+        """Places what the policies let through, and assigns it."""
+        if self._registry.identity() is None:
+            return
+        if self._spec.mode.scheduling:
+            self._place_by_policy(wall_s)
+        else:
+            self._place_in_turn(wall_s)
+
+    def _place_by_policy(self, wall_s: float) -> None:
+        groups = [node for node in self._registry.live(pb.ROLE_PREFILL) if node.fetching]
+        self._take_prefill(policy.assign_prefill(self._prompts(), self._snapshots(groups)))
+        groups = self._registry.live(pb.ROLE_DECODE)
+        fetching = [node for node in groups if node.fetching]
+        if not fetching:
+            return
+        by_id = {node.info.node_id: node for node in groups}
+        for request_id, node_id in policy.drain_to_groups(self._rooms(self._for_decode), self._snapshots(groups)):
+            request = self._requests[request_id]
+            self._for_decode.discard(request)
+            by_id[node_id].queue.add(request)
+        for node in fetching:
+            (snapshot,) = self._snapshots([node])
+            self._take_decode(policy.assign_decode(self._rooms(node.queue), snapshot), wall_s)
+
+    def _place_in_turn(self, wall_s: float) -> None:
+        self._take_prefill(self._deal(pb.ROLE_PREFILL, self._prompts()))
+        self._take_decode(self._deal(pb.ROLE_DECODE, self._rooms(self._for_decode)), wall_s)
+
+    def _deal(self, role: pb.Role, waiting: Iterable[WaitingRequest]) -> list[Placement]:
+        nodes = self._snapshots(self._registry.live(role))
+        needs_room = role == pb.ROLE_DECODE
+        placements, self._turns[role] = policy.assign_in_turn(waiting, nodes, self._turns[role], needs_room=needs_room)
+        return placements
+
+    def _take_prefill(self, placements: list[Placement]) -> None:
+        for placement in placements:
+            request, node = self._requests[placement.request_id], self._node(placement)
+            self._for_prefill.discard(request)
+            node.promises[request.id] = Promise(placement.engine, request.prompt_tokens)
+            request.prefill = node.seat(placement.engine)
+            self._for_decode.add(request)
+
+    def _take_decode(self, placements: list[Placement], wall_s: float) -> None:
+        for placement in placements:
+            request, node = self._requests[placement.request_id], self._node(placement)
+            self._for_decode.discard(request)
+            node.queue.discard(request)
+            node.promises[request.id] = Promise(placement.engine, request.room_tokens(self._spec.block_tokens))
+            self._assign(request, node.seat(placement.engine), wall_s)
+
+    def _assign(self, request: Request, decode: Seat, wall_s: float) -> None:
+        """Both engines are known: fixes the read plan and puts the assignment into both outboxes."""
+        assert request.prefill is not None
+        prefill_node = self._registry.expect(request.prefill.node_id, request.prefill.incarnation)
+        decode_node = self._registry.expect(decode.node_id, decode.incarnation)
+        plan = self._plan(request, prefill_node, decode_node)
+        attempt = Attempt(request.attempts + 1, plan=plan, prefill=request.prefill, decode=decode)
+        request.begin(attempt, wall_s)
+        text = self._text(request, attempt)
+        for node, blocks in ((prefill_node, plan.prefill_side_blocks), (decode_node, plan.decode_side_blocks)):
+            mine = pb.Assignment()
+            mine.CopyFrom(text)
+            promise = node.promises[request.id]
+            promise.serial = node.outbox.assign(mine)
+            promise.read_tokens = blocks * self._spec.block_tokens
+            node.wake()
+
+    def _plan(self, request: Request, prefill: Node, decode: Node) -> ReadPlan:
+        prefill_state, decode_state = self._snapshots([prefill, decode])
+        snapshot = ReadSnapshot(
+            self._hit_blocks(request), prefill_state.read_q_tokens, decode_state.read_q_tokens, self._plans
+        )
+        self._plans += 1
+        return self._read_plan(snapshot)
+
+    def _text(self, request: Request, attempt: Attempt) -> pb.Assignment:
+        work, prefill, decode = request.work, attempt.prefill, attempt.decode
+        return pb.Assignment(
+            request_id=request.id,
+            attempt=attempt.number,
+            tokens=work.tokens,
+            max_tokens=work.max_tokens,
+            sampling=work.sampling,
+            stop_tokens=work.stop_tokens,
+            forced_tokens=work.forced_tokens,
+            root_key=self._root(request),
+            prefill_side_blocks=attempt.plan.prefill_side_blocks,
+            decode_side_blocks=attempt.plan.decode_side_blocks,
+            prefill_node=prefill.node_id,
+            prefill_address=prefill.address,
+            prefill_engine=prefill.engine,
+            prefill_incarnation=prefill.incarnation,
+            decode_node=decode.node_id,
+            decode_address=decode.address,
+            decode_engine=decode.engine,
+            decode_incarnation=decode.incarnation,
+        )
+
+    def _prompts(self) -> Iterator[WaitingRequest]:
+        block_tokens = self._spec.block_tokens
+        for request in list(self._for_prefill):
+            hit_tokens = self._hit_blocks(request) * block_tokens
+            yield WaitingRequest(request.id, request.prompt_tokens, hit_tokens, request.order)
+
+    def _rooms(self, queue: Fifo) -> Iterator[WaitingRequest]:
+        block_tokens = self._spec.block_tokens
+        for request in list(queue):
+            hit_tokens = self._hit_blocks(request) * block_tokens
+            yield WaitingRequest(request.id, request.room_tokens(block_tokens), hit_tokens, request.order)
+
+    def _hit_blocks(self, request: Request) -> int:
+        return self._index.longest_prefix(request.chain(self._root(request), self._spec.block_tokens))
+
+    def _root(self, request: Request) -> bytes:
+        identity = self._registry.identity()
+        assert identity is not None, "policies run only while nodes live"
+        return identity.root(request.message.tenant_salt)
+
+    def _snapshots(self, nodes: Iterable[Node]) -> list[policy.NodeState]:
+        return [node.snapshot(self._spec.block_tokens) for node in nodes]
+
+    def _node(self, placement: Placement) -> Node:
+        return next(n for n in self._registry.live() if n.info.node_id == placement.node)
