@@ -1,0 +1,154 @@
+"""Plots of runs as PNG. Matplotlib is imported where something is drawn, since that takes most of a second."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dualpath_scheduler.report.metrics import ModeSummary, completion_s
+from dualpath_scheduler.report.records import NodeRecord, RunRecord, SnicSample
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BINS = 150
+_NODES_SHOWN = 8
+_ROLE_COLOURS = {"prefill": "Blues", "decode": "Oranges"}
+_MODE_COLOURS = ("#8c8c8c", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#d62728")
+
+
+def completion_plot(summaries: Mapping[str, ModeSummary]) -> bytes:
+    """Job completion time per mode, as a PNG."""
+    figure = _figure(width=2.0 + 1.4 * len(summaries), height=4.0)
+    axes = figure.add_subplot()
+    times = [summary["completion_s"] for summary in summaries.values()]
+    colours = [_MODE_COLOURS[index % len(_MODE_COLOURS)] for index in range(len(times))]
+    bars = axes.bar(range(len(times)), times, width=0.6, color=colours)
+    axes.bar_label(bars, labels=[_completion_label(summary) for summary in summaries.values()], padding=3)
+    axes.set_xticks(range(len(times)), list(summaries))
+    axes.set_ylim(0, max(times, default=0.0) * 1.18 or 1.0)
+    axes.set_xlabel("mode")
+    axes.set_ylabel("job completion time (s)")
+    axes.set_title("Job completion time per mode")
+    axes.spines[["top", "right"]].set_visible(False)
+    return _png(figure)
+
+
+def snic_plot(runs: Sequence[RunRecord]) -> bytes:
+    """What each node's storage card read and wrote over time, a panel a mode, as a PNG."""
+    figure = _figure(width=10.0, height=1.2 + 2.1 * max(1, len(runs)))
+    panels = figure.subplots(max(1, len(runs)), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for run, axes in zip(runs, panels, strict=False):
+        _draw_run(axes, run)
+    panels[0].set_ylim(bottom=0)
+    panels[0].set_xlim(left=0)
+    panels[-1].set_xlabel("time since the run's start (s)")
+    figure.suptitle("Storage card (SNIC) throughput per node")
+    return _png(figure)
+
+
+def binned_bytes_per_s(samples: Sequence[SnicSample], edges: np.ndarray, *, written: bool = False) -> np.ndarray:
+    """The mean rate in each interval between `edges` (`[bins + 1]`, increasing), `[bins]`.
+
+    A sample counts as evenly spread over its seconds, so that bytes within the edges are neither lost nor doubled.
+    """
+    total = np.zeros(len(edges))
+    for sample in samples:
+        count = sample.written_bytes if written else sample.read_bytes
+        since = edges - sample.time_s
+        share = since / sample.seconds if sample.seconds > 0 else (since >= 0).astype(float)
+        total = total + count * np.clip(share, 0.0, 1.0)
+    return np.diff(total) / np.diff(edges)
+
+
+def _draw_run(axes: "Axes", run: RunRecord) -> None:
+    edges = np.linspace(0.0, _last_time_s(run) or 1.0, _BINS + 1)
+    if len(run.nodes) <= _NODES_SHOWN:
+        _draw_nodes(axes, run.nodes, edges)
+    else:
+        _draw_roles(axes, run.nodes, edges)
+    limits = sorted({node.snic_limit_bytes_per_s for node in run.nodes if node.snic_limit_bytes_per_s is not None})
+    for limit in limits:
+        axes.axhline(limit / 1e6, color="#444444", linewidth=1, linestyle="--", label=f"limit, {limit / 1e6:g} MB/s")
+    axes.set_title(f"{run.mode} (completed after {completion_s(run):.1f} s)", loc="left", fontsize=10)
+    axes.set_ylabel("MB/s")
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
+
+
+def _draw_nodes(axes: "Axes", nodes: Sequence[NodeRecord], edges: np.ndarray) -> None:
+    """A line a node for its reads, and a dotted one for its writes where it wrote."""
+    for node, colour in zip(nodes, _node_colours(nodes), strict=True):
+        for written, style, width in ((False, "-", 1.4), (True, ":", 1.1)):
+            rates = binned_bytes_per_s(node.samples, edges, written=written) / 1e6
+            if written and not rates.any():
+                continue
+            label = f"{node.node_id}, {'written' if written else 'read'}"
+            axes.stairs(rates, edges, color=colour, linestyle=style, linewidth=width, label=label)
+
+
+def _draw_roles(axes: "Axes", nodes: Sequence[NodeRecord], edges: np.ndarray) -> None:
+    """Of many nodes, a role's mean within its range."""
+    for role, colours in _ROLE_COLOURS.items():
+        of_role = [node for node in nodes if node.role == role]
+        if not of_role:
+            continue
+        rates = np.stack([binned_bytes_per_s(node.samples, edges) for node in of_role]) / 1e6
+        colour = _shade(colours, 0.7)
+        axes.stairs(
+            rates.max(axis=0),
+            edges,
+            baseline=rates.min(axis=0),
+            fill=True,
+            color=colour,
+            alpha=0.25,
+            label=f"{len(of_role)} {role} nodes, read, range",
+        )
+        axes.stairs(rates.mean(axis=0), edges, color=colour, label=f"{len(of_role)} {role} nodes, read, mean")
+
+
+def _node_colours(nodes: Sequence[NodeRecord]) -> list[tuple[float, float, float, float]]:
+    """Shades of a role's colour, from dark to light."""
+    colours = []
+    for node in nodes:
+        peers = [other.node_id for other in nodes if other.role == node.role]
+        lightness = peers.index(node.node_id) / max(1, len(peers) - 1)
+        colours.append(_shade(_ROLE_COLOURS[node.role], 0.85 - 0.4 * lightness))
+    return colours
+
+
+def _shade(colour_map: str, depth: float) -> tuple[float, float, float, float]:
+    from matplotlib import colormaps
+
+    red, green, blue, alpha = colormaps[colour_map](depth)
+    return float(red), float(green), float(blue), float(alpha)
+
+
+def _last_time_s(run: RunRecord) -> float:
+    sampled = (sample.time_s + sample.seconds for node in run.nodes for sample in node.samples)
+    return max(completion_s(run), max(sampled, default=0.0))
+
+
+def _completion_label(summary: ModeSummary) -> str:
+    speedup = summary.get("speedup_over_basic")
+    time = f"{summary['completion_s']:.1f} s"
+    return time if speedup is None else f"{time}\n{speedup:.2f}× basic"
+
+
+def _figure(*, width: float, height: float) -> "Figure":
+    """A figure of its own, unknown to pyplot: nothing global is touched and nothing stays open."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _png(figure: "Figure") -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(buffer)
+    return buffer.getvalue()

@@ -1,0 +1,88 @@
+"""What a run leaves behind, real or simulated: its requests, and what passed its nodes' cards.
+
+Times of requests and samples are seconds since the run's start.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """One turn of one session. A time that was never reached is None."""
+
+    request_id: str
+    session_id: str
+    turn: int
+    arrival_s: float
+    assigned_s: float | None
+    """Both sides known, the read plan fixed."""
+    read_start_s: float | None
+    read_end_s: float | None
+    prefill_start_s: float | None
+    first_token_s: float | None
+    end_s: float | None
+    prompt_tokens: int
+    generated_tokens: int
+    hit_tokens: int
+    """Tokens of the prompt whose KV was loaded."""
+    miss_tokens: int
+    """Tokens of the prompt that were computed."""
+    prefill_side_blocks: int
+    """Read plan: blocks from the front that the prefill side was to read."""
+    decode_side_blocks: int
+    """Read plan: blocks after those that the decode side was to read."""
+    recomputed_blocks: int
+    """Blocks of the plan that were missing, late or damaged."""
+    prefill_node: str
+    prefill_engine: int
+    decode_node: str
+    decode_engine: int
+    attempts: int
+    error: str = ""
+    """Why it failed; empty: it did not."""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.error)
+
+
+@dataclass(frozen=True)
+class SnicSample:
+    """Bytes that passed a node's storage card in `[time_s, time_s + seconds)`."""
+
+    time_s: float
+    seconds: float
+    read_bytes: int
+    written_bytes: int
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """What passed one node's cards during the run."""
+
+    node_id: str
+    role: Literal["prefill", "decode"]
+    snic_read_bytes: int
+    snic_written_bytes: int
+    snic_busy_s: float
+    """Time in which the storage card had reads to do."""
+    samples: tuple[SnicSample, ...] = ()
+    cnic_bytes: tuple[int, ...] = ()
+    """Per engine."""
+    may_read: bool = True
+    """Whether this run lets the node read KV from storage; without the dual path, decode nodes may not."""
+    snic_limit_bytes_per_s: float | None = None
+    """The card's rate, for plots; None: no limit."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run of a trace in one mode."""
+
+    mode: str
+    started_unix_s: float
+    """Wall clock of the run's start, since the epoch; 0 in a simulation."""
+    finished_unix_s: float
+    requests: tuple[RequestRecord, ...]
+    nodes: tuple[NodeRecord, ...]
