@@ -21,7 +21,7 @@ class PackedPass:
     tokens: np.ndarray
     positions: np.ndarray
     tile_count: np.ndarray  # [E]
-    tile_fields: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # [E, T] each
+    tile_fields: tuple[np.ndarray, ...]  # four, [E, T] each
     last_rows: tuple[int, ...]  # of each chunk, the packed place of its last token
 
     @property
@@ -73,7 +73,6 @@ def pack_pass(spec: ClusterSpec, pass_: PrefillPass) -> PackedPass:
 
 
 def _check_chunk(spec: ClusterSpec, chunk: PrefillChunk) -> None:
-    end = chunk.start + len(chunk.tokens)
     checks = [
         (0 <= chunk.engine < spec.engines_per_node, f"engine {chunk.engine}", f"[0, {spec.engines_per_node})"),
         (len(chunk.tokens) > 0, "no tokens", "at least one: a prompt that is cached whole recomputes its last block"),
@@ -81,11 +80,6 @@ def _check_chunk(spec: ClusterSpec, chunk: PrefillChunk) -> None:
             chunk.start >= 0 and chunk.start % spec.block_tokens == 0,
             f"start {chunk.start}",
             f"a multiple of block_tokens ({spec.block_tokens})",
-        ),
-        (
-            end <= spec.max_context_tokens,
-            f"tokens up to {end}",
-            f"at most max_context_tokens ({spec.max_context_tokens})",
         ),
     ]
     for holds, value, expected in checks:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dualpath_jax.engine.base import Sampling, TokenChoice
+from dualpath_jax.models.attention import HostOrDevice
 
 FREE = -1
 """Forced token of a row whose token is chosen."""
@@ -15,10 +16,10 @@ FREE = -1
 class SamplingRows(NamedTuple):
     """How each row chooses; `[N]` each."""
 
-    temperature: np.ndarray | jax.Array  # float32; 0 is greedy
-    seed: np.ndarray | jax.Array  # uint32, the low 32 bits
-    position: np.ndarray | jax.Array  # int32, of the token that is chosen
-    forced: np.ndarray | jax.Array  # int32; FREE where the row chooses
+    temperature: HostOrDevice  # float32; 0 is greedy
+    seed: HostOrDevice  # uint32, the low 32 bits
+    position: HostOrDevice  # int32, of the token that is chosen
+    forced: HostOrDevice  # int32; FREE where the row chooses
 
     @classmethod
     def empty(cls, *shape: int) -> "SamplingRows":
@@ -33,7 +34,7 @@ class SamplingRows(NamedTuple):
             (sampling.temperature, sampling.seed & 0xFFFF_FFFF, position, FREE if forced is None else forced),
             strict=True,
         ):
-            field[place] = value  # type: ignore[index]
+            field[place] = value
 
 
 class ChosenRows(NamedTuple):

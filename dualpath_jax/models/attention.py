@@ -15,7 +15,7 @@ to float32 ahead of the loop; as words, only the visited shard is widened. Every
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +27,18 @@ MASKED = -1e30
 WORDS = {"bfloat16": jnp.uint16, "float32": jnp.uint32}
 
 
-class QueryTiles(NamedTuple):
-    """Which queries are there: `count` (scalar) tiles, int32 `[most tiles]` each, in order of `start`."""
+HostOrDevice = Any
+"""A NumPy array where a host fills it in, a `jax.Array` inside a program."""
 
-    count: jax.Array
-    start: jax.Array  # first packed token
-    chunk_start: jax.Array  # first packed token of its chunk
-    prefix_start: jax.Array  # where its chunk's prefix begins in the stage
-    prefix_tokens: jax.Array  # how long that prefix is
+
+class QueryTiles(NamedTuple):
+    """Which queries are there: `tiles` (scalar) of them, int32 `[most tiles]` each, in order of `start`."""
+
+    tiles: HostOrDevice
+    start: HostOrDevice  # first packed token
+    chunk_start: HostOrDevice  # first packed token of its chunk
+    prefix_start: HostOrDevice  # where its chunk's prefix begins in the stage
+    prefix_tokens: HostOrDevice  # how long that prefix is
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,7 @@ def prefill_attention(
         return lax.dynamic_update_slice_in_dim(o_THV, state.result().swapaxes(0, 1), start, axis=0)
 
     o_THV = jnp.zeros((tokens + tile_tokens, heads, view.value_size), jnp.float32)
-    return lax.fori_loop(0, tiles.count, one_tile, o_THV)[:tokens]
+    return lax.fori_loop(0, tiles.tiles, one_tile, o_THV)[:tokens]
 
 
 def _walk(
