@@ -3,7 +3,6 @@
 import grpc
 import warnings
 
-from dualpath_jax.transfer import transfer_pb2 as dualpath__jax_dot_transfer_dot_transfer__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -23,76 +22,3 @@ if _version_not_supported:
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
-
-
-class TransferStub:
-    """Missing associated documentation comment in .proto file."""
-
-    def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
-        self.Write = channel.stream_stream(
-                '/dualpath.transfer.Transfer/Write',
-                request_serializer=dualpath__jax_dot_transfer_dot_transfer__pb2.WriteChunk.SerializeToString,
-                response_deserializer=dualpath__jax_dot_transfer_dot_transfer__pb2.WriteResult.FromString,
-                _registered_method=True)
-
-
-class TransferServicer:
-    """Missing associated documentation comment in .proto file."""
-
-    def Write(self, request_iterator, context):
-        """Placeholder shape; see dualpath_jax.transfer.grpc_transport.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-
-def add_TransferServicer_to_server(servicer, server):
-    rpc_method_handlers = {
-            'Write': grpc.stream_stream_rpc_method_handler(
-                    servicer.Write,
-                    request_deserializer=dualpath__jax_dot_transfer_dot_transfer__pb2.WriteChunk.FromString,
-                    response_serializer=dualpath__jax_dot_transfer_dot_transfer__pb2.WriteResult.SerializeToString,
-            ),
-    }
-    generic_handler = grpc.method_handlers_generic_handler(
-            'dualpath.transfer.Transfer', rpc_method_handlers)
-    server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('dualpath.transfer.Transfer', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class Transfer:
-    """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def Write(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/dualpath.transfer.Transfer/Write',
-            dualpath__jax_dot_transfer_dot_transfer__pb2.WriteChunk.SerializeToString,
-            dualpath__jax_dot_transfer_dot_transfer__pb2.WriteResult.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

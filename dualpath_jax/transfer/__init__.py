@@ -1,0 +1,31 @@
+"""Moving KV: the transport contract and its gRPC implementation, emulated cards, and the traffic manager."""
+
+from dualpath_jax.transfer.base import (
+    Failure,
+    InboundGate,
+    Lane,
+    RegionHandle,
+    RegionWrite,
+    TransferError,
+    Transport,
+)
+from dualpath_jax.transfer.grpc_transport import GrpcTransport
+from dualpath_jax.transfer.links import Link, NodeCards
+from dualpath_jax.transfer.traffic_manager import LaneTraffic, SnicSample, TrafficManager, TrafficStats
+
+__all__ = [
+    "Failure",
+    "GrpcTransport",
+    "InboundGate",
+    "Lane",
+    "LaneTraffic",
+    "Link",
+    "NodeCards",
+    "RegionHandle",
+    "RegionWrite",
+    "SnicSample",
+    "TrafficManager",
+    "TrafficStats",
+    "TransferError",
+    "Transport",
+]

@@ -1,0 +1,176 @@
+"""Storage reads and writes of a node, through its emulated storage card."""
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, final
+
+from dualpath_jax.transfer.base import Lane
+from dualpath_jax.transfer.links import Link, NodeCards
+from dualpath_jax.transfer.tasks import raise_first_error, settle
+from dualpath_jax.transfer.window import Need, Window
+from dualpath_storage.layout import KVLayout
+from dualpath_storage.store import BlockRead, BlockResult, BlockStore, BlockWrite, Status
+
+NOT_READ = BlockResult(Status.MISSING, "not read")
+
+READ_AHEAD_BYTES = 4 * 1024 * 1024
+"""Blocks read from storage that may wait for the card, so that it does not run dry while storage seeks."""
+
+MIN_READ_AHEAD_BLOCKS = 4
+
+WRITE_WINDOW_BYTES = 8 * 1024 * 1024
+"""Bytes of writes that may be on their way to storage."""
+
+GRACE_S = 1.0
+"""A store returns by the deadline (its contract); so long after it, the operation is left to itself."""
+
+Hold = Callable[["asyncio.Future[Any]"], None]
+"""Called with a future until which buffers must not be reused (`Reservation.hold`)."""
+
+
+@final
+class BlockRun:
+    """One call's blocks, a task each.
+
+    Tasks are cancelled only where they wait, never inside a store's operation: a store that is cut off may still touch
+    the caller's buffer, and nobody would know until when.
+    """
+
+    def __init__(self, store: BlockStore, deadline_s: float, need: Need, hold: Hold | None) -> None:
+        self.store = store
+        self.deadline_s = deadline_s
+        self.need = need
+        self._hold = hold
+        self._tasks: list[asyncio.Task[BlockResult]] = []
+        self._in_store: set[int] = set()
+        self._last: float = math.inf
+
+    @property
+    def waiting(self) -> int:
+        """Blocks that have no result yet."""
+        return sum(not task.done() for task in self._tasks)
+
+    def wanted(self, index: int) -> bool:
+        """Whether the block's result still matters to the caller."""
+        return index <= self._last
+
+    def stop_after(self, index: int) -> None:
+        """The blocks after `index` do not matter any more."""
+        self._last = min(self._last, index)
+        for later in range(index + 1, len(self._tasks)):
+            if later not in self._in_store:
+                self._tasks[later].cancel()
+
+    async def results(self, blocks: Iterable[Coroutine[Any, Any, BlockResult]]) -> list[BlockResult]:
+        """Run the blocks, all queued in order before the first one starts. Leaves no task behind."""
+        self._tasks = [asyncio.create_task(block) for block in blocks]
+        try:
+            if self._tasks:
+                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            self.stop_after(-1)
+            await settle(self._tasks)
+        raise_first_error(self._tasks)
+        return [NOT_READ if task.cancelled() else task.result() for task in self._tasks]
+
+    async def in_store(
+        self, index: int, operation: Coroutine[Any, Any, list[BlockResult]], left: "set[asyncio.Task[Any]]"
+    ) -> BlockResult:
+        """Await a store's operation on one block; one that does not return in time is moved to `left`."""
+        self._in_store.add(index)
+        task = asyncio.create_task(operation)
+        await asyncio.wait({task}, timeout=self.deadline_s + GRACE_S)
+        self._in_store.discard(index)
+        if task.done():
+            result = task.result()[0]
+        else:
+            left.add(task)
+            quiet: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            task.add_done_callback(lambda task: _retire(task, quiet, left))
+            result = BlockResult(Status.TIMED_OUT, f"the store ignored its deadline of {self.deadline_s:g} s", quiet)
+        if result.quiet is not None and self._hold is not None:
+            self._hold(result.quiet)
+        return result
+
+
+def _retire(task: "asyncio.Task[Any]", quiet: "asyncio.Future[None]", left: "set[asyncio.Task[Any]]") -> None:
+    left.discard(task)
+    if not task.cancelled():
+        task.exception()  # said to nobody: its caller was told TIMED_OUT
+    quiet.set_result(None)
+
+
+@final
+class StorageTraffic:
+    """Blocks of one node between storage and host memory; see `TrafficManager.read` and `write`."""
+
+    def __init__(self, layout: KVLayout, cards: NodeCards) -> None:
+        self._layout = layout
+        self._cards = cards
+        self._ahead = Window(max(READ_AHEAD_BYTES, MIN_READ_AHEAD_BLOCKS * layout.block_bytes))
+        self._writing = Window(max(WRITE_WINDOW_BYTES, layout.block_bytes))
+        self._calls = count()
+        self._reads: set[BlockRun] = set()
+        self._left: set[asyncio.Task[Any]] = set()  # operations that outlived their deadline
+
+    @property
+    def read_queue_tokens(self) -> int:
+        """Tokens of reads that were accepted and have no result yet."""
+        return sum(run.waiting for run in self._reads) * self._layout.block_tokens
+
+    async def close(self) -> None:
+        """Cut off the operations that outlived their deadline."""
+        left = list(self._left)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def read(self, run: BlockRun, reads: Sequence[BlockRead], *, stop_at_failure: bool) -> list[BlockResult]:
+        """One task a block."""
+        run.need = (run.need, next(self._calls))
+        self._reads.add(run)
+        try:
+            return await run.results(self._read(run, i, read, stop_at_failure) for i, read in enumerate(reads))
+        finally:
+            self._reads.discard(run)
+
+    async def write(self, run: BlockRun, writes: Sequence[BlockWrite]) -> list[BlockResult]:
+        """The same for writes."""
+        run.need = (run.need, next(self._calls))
+        return await run.results(self._write(run, i, write) for i, write in enumerate(writes))
+
+    async def _read(self, run: BlockRun, index: int, read: BlockRead, stop_at_failure: bool) -> BlockResult:
+        # Storage first, the card second: what is not there must not cost the card anything.
+        need = (*run.need, index)
+        async with self._ahead.slot(self._layout.block_bytes, need):
+            until_s = asyncio.get_running_loop().time() + run.deadline_s
+            result = await run.in_store(index, run.store.get([read], deadline_s=run.deadline_s), self._left)
+            if not run.wanted(index):
+                return replace(NOT_READ, quiet=result.quiet)
+            if result.ok:
+                result = await _pass(self._cards.storage_read, self._layout.block_bytes, Lane.LOAD, need, until_s)
+        if stop_at_failure and not result.ok:
+            run.stop_after(index)
+        return result
+
+    async def _write(self, run: BlockRun, index: int, write: BlockWrite) -> BlockResult:
+        need, size_bytes = (*run.need, index), self._layout.block_bytes
+        async with self._writing.slot(size_bytes, need):
+            until_s = asyncio.get_running_loop().time() + run.deadline_s
+            result = await _pass(self._cards.storage_write, size_bytes, Lane.STORE, need, until_s)
+            if not result.ok:
+                return result
+            left_s = max(until_s - asyncio.get_running_loop().time(), 0.001)
+            return await run.in_store(index, run.store.put([write], deadline_s=left_s), self._left)
+
+
+async def _pass(link: Link, size_bytes: int, lane: Lane, need: Need, until_s: float) -> BlockResult:
+    try:
+        async with asyncio.timeout_at(until_s):
+            await link.send(size_bytes, lane=lane, need=need)
+    except TimeoutError:
+        return BlockResult(Status.TIMED_OUT, "the storage card did not let the block through by its deadline")
+    return BlockResult(Status.OK)
