@@ -17,6 +17,7 @@ class Attached:
     """The host buffer of a prompt, and its name for the prefill node."""
 
     reservation: Reservation
+    views: tuple[memoryview, ...]
     handle: RegionHandle
 
 

@@ -79,9 +79,10 @@ class DecodeNode(Node):
     async def _receive(self, job: DecodeJob, reservation: Reservation) -> int:
         """From the reservation to the handover; returns the first block that was computed anew."""
         transport = self.services.transport
-        handle = transport.register(reservation.views(), engine=job.engine)
+        views = reservation.views()
+        handle = transport.register(views, engine=job.engine)
         try:
-            job.attached.set_result(Attached(reservation, handle))
+            job.attached.set_result(Attached(reservation, tuple(views), handle))
             job.reads.set_result(await self._read_share(job, reservation))
             async with asyncio.timeout(self.spec.scheduling.request_deadline_s):
                 handover = await job.handover
@@ -92,16 +93,15 @@ class DecodeNode(Node):
 
     async def _read_share(self, job: DecodeJob, reservation: Reservation) -> ReadOutcome:
         first = job.assignment.prefill_side_blocks
-        into = reservation.views()[first : job.hit_blocks]
-        with reservation.hold():
-            return await read_blocks(self.services, self.reporter, job, first=first, into=into)
+        slots = slice(first, job.hit_blocks)
+        return await read_blocks(self.services, self.reporter, job, first=first, reservation=reservation, slots=slots)
 
     async def _generate(self, job: DecodeJob, reservation: Reservation, computed_from: int) -> None:
         """Persist what is new of the prompt, and take the request into the decode batch."""
         views = reservation.views()
         writes = [job.write(block, views[block]) for block in range(computed_from, len(job.keys))]
         if writes:
-            self.in_background(self._persist(writes, reservation))
+            reservation.hold(self.in_background(self._persist(writes)))
         if job.done:
             job.finished.set_result(None)
             return
@@ -114,16 +114,15 @@ class DecodeNode(Node):
             sampling=job.sampling,
             forced_tokens=job.forced_tokens,
         )
-        with reservation.hold():
+        with reservation.touching():
             self._waiting.append(Admission(job, request, tuple(reservation.blocks)))
             self._wake.set()
             await job.inserted
 
-    async def _persist(self, writes: list[BlockWrite], reservation: Reservation | None = None) -> None:
+    async def _persist(self, writes: list[BlockWrite]) -> None:
         """Store blocks, then publish those that are durable: publish after durable, durable after complete."""
         deadline_s = self.spec.storage.write_deadline_s
         self.stats.pending_blocks += len(writes)
-        hold = reservation.hold() if reservation is not None else None
         try:
             results = await self.services.traffic.write(self.services.store, writes, deadline_s=deadline_s)
             for write, result in zip(writes, results, strict=True):
@@ -136,8 +135,6 @@ class DecodeNode(Node):
                 await asyncio.wait(quiet)
         finally:
             self.stats.pending_blocks -= len(writes)
-            if hold is not None:
-                hold.end()
 
     async def work(self) -> None:
         """Admit what has arrived, step, emit tokens, persist full blocks."""
@@ -187,7 +184,7 @@ class DecodeNode(Node):
         block = job.completed_block
         if block is not None:
             data = await self.services.device.run(self.services.engine.export_block, slot, block)
-            writes.append(job.generated_write(block, memoryview(data)))
+            writes.append(job.generated_write(block, data.data))
         if job.done:
             self._forget(job)
             if not job.finished.done():

@@ -42,10 +42,9 @@ class DecodePeerService(peer_pb2_grpc.DecodeServicer):
         attached = await self._result(job.attached, job, context)
         layout, stage = self._services.engine.layout, region_handle(request.stage)
         span = layout.layer_block_bytes
-        views = attached.reservation.views()
         batch = [
             RegionWrite(
-                views[block][layout.layer_span(layer, layer + 1)],
+                attached.views[block][layout.layer_span(layer, layer + 1)],
                 stage,
                 request.offset_bytes
                 + (layer - request.first_layer) * request.layer_stride_bytes
@@ -55,7 +54,7 @@ class DecodePeerService(peer_pb2_grpc.DecodeServicer):
             for block in range(request.first_block, request.last_block)
         ]
         try:
-            with attached.reservation.hold():
+            with attached.reservation.touching():
                 await self._services.traffic.send(
                     request.peer,
                     batch,
@@ -64,7 +63,7 @@ class DecodePeerService(peer_pb2_grpc.DecodeServicer):
                     need=(request.first_layer, job.assignment.serial),
                     deadline_s=self._services.spec.scheduling.transfer_deadline_s,
                 )
-        except TransferError as error:
+        except (TransferError, RuntimeError) as error:  # RuntimeError: the attempt ended and its slots are free
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         return pb.PushReply()
 

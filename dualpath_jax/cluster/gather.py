@@ -7,7 +7,6 @@ from dualpath_jax.cluster.prefill_jobs import Gathered, PrefillJob
 from dualpath_jax.cluster.reads import read_blocks
 from dualpath_jax.cluster.reporter import Reporter
 from dualpath_jax.cluster.services import NodeServices
-from dualpath_jax.engine.host_buffers import Reservation
 
 
 async def gather(services: NodeServices, reporter: Reporter, job: PrefillJob) -> Gathered:
@@ -26,7 +25,7 @@ async def gather(services: NodeServices, reporter: Reporter, job: PrefillJob) ->
         while True:
             reservation = await services.arena.reserve(own + job.prompt_blocks - usable, deadline_s=deadline_s)
             try:
-                here = await _read_own(services, reporter, job, reservation.views()[:own], reservation=reservation)
+                here = await read_blocks(services, reporter, job, first=0, reservation=reservation, slots=slice(own))
                 there = await decode_side
             except BaseException:
                 reservation.release()
@@ -35,23 +34,11 @@ async def gather(services: NodeServices, reporter: Reporter, job: PrefillJob) ->
             covered = own + there.verified_blocks if here.verified_blocks == own else here.verified_blocks
             covered = min(covered, usable)
             if covered == usable:
-                return Gathered(reservation, own, usable)
+                return Gathered(reservation, tuple(reservation.blocks), own, usable)
             reservation.release()
             own, usable = min(own, covered), covered
     finally:
         decode_side.cancel()
-
-
-async def _read_own(
-    services: NodeServices,
-    reporter: Reporter,
-    job: PrefillJob,
-    into: list[memoryview],
-    *,
-    reservation: Reservation,
-) -> ReadOutcome:
-    with reservation.hold():
-        return await read_blocks(services, reporter, job, first=0, into=into)
 
 
 def _mark_reads(job: PrefillJob, *outcomes: ReadOutcome) -> None:

@@ -22,6 +22,16 @@ FETCH_WAIT_S = 2.0
 EXPECTED_FAILURES = (JobError, TransferError, ReservationTimeout, TimeoutError)
 
 
+async def run_together(*loops: Coroutine[object, object, None]) -> None:
+    """Run loops until one fails; the others are cancelled, and the first failure is raised as it was."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for loop in loops:
+                group.create_task(loop)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
 class Node(abc.ABC):
     """One node: a loop that fetches, a loop that works, a loop that reports, and a task for each attempt."""
 
@@ -36,7 +46,9 @@ class Node(abc.ABC):
         self.stats = NodeStats(services.traffic)
         self._background: set[asyncio.Task[None]] = set()
         self._seen = 0
-        self._client = NodeClient(scheduler, node_id=node_id, incarnation=self.incarnation)
+        self._client = NodeClient(
+            scheduler, node_id=node_id, incarnation=self.incarnation, on_forgotten=self._cancel_all
+        )
         self.reporter = Reporter(self._client, self.queues, heartbeat_s=self.spec.scheduling.lease_s / 4)
 
     @abc.abstractmethod
@@ -64,10 +76,7 @@ class Node(abc.ABC):
             await self._client.register(self._info(tokens_per_s))
             if ready is not None:
                 ready(self.services.transport.address)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._fetch_forever())
-                group.create_task(self.work())
-                group.create_task(self.reporter.run())
+            await run_together(self._fetch_forever(), self.work(), self.reporter.run())
         finally:
             await self._stop()
 
@@ -104,17 +113,21 @@ class Node(abc.ABC):
                 log.info("%s: %s cancelled: %s", self.node_id, job.label, cancellation.reason)
                 job.task.cancel()
 
+    def _cancel_all(self) -> None:
+        """Nobody waits for the attempts of this node any more."""
+        for job in self.jobs:
+            if job.task is not None:
+                job.task.cancel()
+
     def in_background(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run something that outlives an attempt; the node waits for it when it stops."""
-        task = asyncio.create_task(work)  # type: ignore[arg-type]
+        task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
 
     async def _stop(self) -> None:
-        for job in self.jobs:
-            if job.task is not None:
-                job.task.cancel()
+        self._cancel_all()
         running = [job.task for job in self.jobs if job.task is not None]
         await asyncio.gather(*running, *self._background, return_exceptions=True)
         await self.services.server.stop(grace=0.2)

@@ -92,4 +92,4 @@ class DecodePeer:
             ) from error
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._channel.close(None)

@@ -17,18 +17,20 @@ class Gathered:
     """The usable prefix of a prompt and this node's share of its blocks.
 
     Blocks `[0, own)` were read here, `[own, usable)` lie on the decode node, `[usable, all)` are computed here. The
-    reservation holds a slot for each block that is read or computed here, in order.
+    reservation holds a slot for each block that is read or computed here, in order; `slots` are their bytes, which
+    may be touched after the release by whoever holds the reservation.
     """
 
     reservation: Reservation
+    slots: tuple[np.ndarray, ...]
     own: int
     usable: int
 
-    def local_slot(self, block: int) -> int | None:
-        """Index in the reservation of a block, None where it lies on the decode node."""
+    def slot(self, block: int) -> np.ndarray | None:
+        """The bytes of a block, uint8 `[block_bytes]`; None where it lies on the decode node."""
         if block < self.own:
-            return block
-        return None if block < self.usable else self.own + block - self.usable
+            return self.slots[block]
+        return None if block < self.usable else self.slots[self.own + block - self.usable]
 
 
 @dataclass(eq=False)
@@ -49,7 +51,7 @@ class PrefillJob(Job):
         return len(self.tokens) - self.position
 
     @property
-    def block_slots(self) -> Gathered:
+    def blocks(self) -> Gathered:
         if self.gathered is None:
             raise JobError(f"{self.label} has gathered nothing yet")
         return self.gathered

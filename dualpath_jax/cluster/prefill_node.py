@@ -88,8 +88,8 @@ class PrefillNode(Node):
             job,
             tokens=[token_message(choice)],
             timings=job.watch.timings(),
-            hit_tokens=job.block_slots.usable * self.spec.block_tokens,
-            recomputed_blocks=job.hit_blocks - job.block_slots.usable,
+            hit_tokens=job.blocks.usable * self.spec.block_tokens,
+            recomputed_blocks=job.hit_blocks - job.blocks.usable,
         )
 
     def _forget(self, job: PrefillJob) -> None:

@@ -65,7 +65,7 @@ class PassRunner:
         ]
         with contextlib.ExitStack() as holds:
             for job, _ in batch:
-                holds.enter_context(job.block_slots.reservation.hold())
+                holds.enter_context(job.blocks.reservation.touching())
             filled = asyncio.create_task(self._fill(pass_, shares, 0))
             try:
                 await device.run(engine.start_prefill, pass_)
@@ -110,38 +110,38 @@ class PassRunner:
 
     async def _copy_local(self, pass_: PrefillPass, share: Share, group: int) -> None:
         """Own read blocks, and blocks that an earlier chunk computed: host buffer to stage."""
-        layout, slots = self._services.engine.layout, share.job.block_slots
+        layout = self._services.engine.layout
         first, last = self.groups[group]
-        stage, views = memoryview(self._stage(group).buffer), slots.reservation.views()
+        stage = self._stage(group).buffer.data
         pairs = []
         for block in range(share.prefix_blocks):
-            slot = slots.local_slot(block)
+            slot = share.job.blocks.slot(block)
             if slot is None:
                 continue
             for layer in range(first, last):
                 offset = self._offset(pass_, share, group, layer=layer, block=block)
-                source = views[slot][layout.layer_span(layer, layer + 1)]
+                source = slot[layout.layer_span(layer, layer + 1)].data
                 pairs.append((stage[offset : offset + layout.layer_block_bytes], source))
         need = (first, share.job.assignment.serial)
         await self._services.traffic.copy(pairs, engine=share.job.engine, need=need)
 
     async def _pull_remote(self, pass_: PrefillPass, share: Share, group: int) -> None:
         """Blocks that the decode node read: it writes them into the stage."""
-        job, slots = share.job, share.job.block_slots
-        if slots.own == slots.usable:
+        job, blocks = share.job, share.job.blocks
+        if blocks.own == blocks.usable:
             return
         assert job.peer is not None
         transport, layout = self._services.transport, self._services.engine.layout
         first, last = self.groups[group]
-        handle = transport.register([memoryview(self._stage(group).buffer)], engine=job.engine)
+        handle = transport.register([self._stage(group).buffer.data], engine=job.engine)
         try:
             push = Push(
                 stage=handle,
                 first_layer=first,
                 last_layer=last,
-                first_block=slots.own,
-                last_block=slots.usable,
-                offset_bytes=self._offset(pass_, share, group, layer=first, block=slots.own),
+                first_block=blocks.own,
+                last_block=blocks.usable,
+                offset_bytes=self._offset(pass_, share, group, layer=first, block=blocks.own),
                 layer_stride_bytes=pass_.stage_capacity * layout.layer_block_bytes,
             )
             deadline_s = self._services.spec.scheduling.transfer_deadline_s
@@ -157,35 +157,35 @@ class PassRunner:
                 continue
             blocks = self._keep(pass_, share, group, new_kv)
             if share.returns_own:
-                blocks = [*range(share.job.block_slots.own), *blocks]
+                blocks = [*range(share.job.blocks.own), *blocks]
             share.job.sends.append(asyncio.create_task(self._send(share.job, blocks, group)))
 
     def _keep(self, pass_: PrefillPass, share: Share, group: LayerGroup, new_kv: np.ndarray) -> list[int]:
         """Copy new KV `[engines, layers, tokens, bytes]` into the job's slots; returns the blocks that it touches."""
-        layout, slots, job = self._services.engine.layout, share.job.block_slots, share.job
+        layout, job = self._services.engine.layout, share.job
         (first, last), size = group, layout.block_tokens
         offset = pass_.token_offsets[share.index]
         kv = new_kv[job.engine, :, offset : offset + share.tokens]
         blocks = list(range(share.prefix_blocks, layout.blocks_of(share.start + share.tokens)))
         for i, block in enumerate(blocks):
-            slot = slots.local_slot(block)
+            slot = job.blocks.slot(block)
             assert slot is not None
-            full = slots.reservation.blocks[slot].reshape(layout.layers, size, layout.token_layer_bytes)
+            full = slot.reshape(layout.layers, size, layout.token_layer_bytes)
             piece = kv[:, i * size : (i + 1) * size]
             full[first:last, : piece.shape[1]] = piece
         return blocks
 
     async def _send(self, job: PrefillJob, blocks: Sequence[int], group: LayerGroup) -> None:
-        layout, slots = self._services.engine.layout, job.block_slots
+        layout = self._services.engine.layout
         assert job.peer is not None
         assert job.buffer is not None
-        span, views = layout.layer_span(*group), slots.reservation.views()
+        span = layout.layer_span(*group)
         batch = []
         for block in blocks:
-            slot = slots.local_slot(block)
+            slot = job.blocks.slot(block)
             assert slot is not None
-            batch.append(RegionWrite(views[slot][span], job.buffer, block * layout.block_bytes + span.start))
-        with slots.reservation.hold():
+            batch.append(RegionWrite(slot[span].data, job.buffer, block * layout.block_bytes + span.start))
+        with job.blocks.reservation.touching():
             await self._services.traffic.send(
                 job.peer.address,
                 batch,

@@ -1,18 +1,18 @@
 """Reading a run of a prompt's blocks from storage, for either side."""
 
 import time
-from collections.abc import Sequence
 
 from dualpath_jax.cluster.jobs import Job, JobError, ReadOutcome
 from dualpath_jax.cluster.reporter import Reporter
 from dualpath_jax.cluster.services import NodeServices
+from dualpath_jax.engine.host_buffers import Reservation
 from dualpath_storage import Status
 
 
 async def read_blocks(
-    services: NodeServices, reporter: Reporter, job: Job, *, first: int, into: Sequence[memoryview]
+    services: NodeServices, reporter: Reporter, job: Job, *, first: int, reservation: Reservation, slots: slice
 ) -> ReadOutcome:
-    """Read and verify blocks `first, first + 1, ...` of the prompt into `into`, through the node's storage card.
+    """Read and verify blocks `first, first + 1, ...` of the prompt into slots of a reservation, through the SNIC.
 
     The usable run ends at the first block that was not read and verified. What made it end is said to the scheduler,
     which forgets the key at once, and a damaged block is deleted, so that it can be stored anew.
@@ -20,12 +20,17 @@ async def read_blocks(
     Raises JobError where a timed-out read may still write into a buffer: the buffers must rest, and the request is
     better off with others.
     """
+    into = reservation.views()[slots]
     if not into:
         return ReadOutcome(0)
     start = time.time()
     reads = [job.read(first + i, view) for i, view in enumerate(into)]
     deadline_s = services.spec.storage.read_deadline_s
-    results = await services.traffic.read(services.store, reads, deadline_s=deadline_s, need=(job.assignment.serial,))
+    need = (job.assignment.serial,)
+    with reservation.touching():
+        results = await services.traffic.read(
+            services.store, reads, deadline_s=deadline_s, need=need, hold=reservation.hold
+        )
     end = time.time()
     verified = next((i for i, result in enumerate(results) if not result.ok), len(results))
     if verified == len(results):

@@ -57,6 +57,8 @@ async def node_services(spec: ClusterSpec, engine: EngineGroup, *, bind: str) ->
             engines=engine.engines,
             free=spec.mode.free_transfers,
         )
+        transport.gate = traffic.inbound_gate
+        stack.push_async_callback(traffic.close)
         stack.push_async_callback(transport.close)
         arena = HostArena(engine.layout, spec.host_buffer_blocks)
         yield NodeServices(spec, engine, device, store, arena, transport, traffic, server)

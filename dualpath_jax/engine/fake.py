@@ -44,7 +44,7 @@ def mix(value: np.ndarray | np.uint64 | int) -> np.ndarray:
 
 
 def new_kv(first: int, last: int, previous: np.ndarray | None, tokens: np.ndarray, words: int) -> np.ndarray:
-    """KV words `[layers, tokens, words]` of `tokens` in layers `[first, last)` after the states `previous` `[layers]`."""
+    """KV words `[layers, tokens, words]` of `tokens` in layers `[first, last)` after states `previous` `[layers]`."""
     state = mix(np.arange(first, last, dtype=_WORD)) if previous is None else previous
     steps = mix(tokens.astype(_WORD) + np.uint64(1))
     states = np.empty((last - first, len(tokens)), _WORD)

@@ -1,0 +1,19 @@
+"""From a cluster spec to the engine group of one node."""
+
+from typing import Literal
+
+from dualpath_configs import ClusterSpec
+
+from dualpath_jax.engine.base import EngineGroup
+from dualpath_jax.engine.fake import FakeEngineGroup
+
+Role = Literal["prefill", "decode"]
+
+
+def build_engine(spec: ClusterSpec, role: Role, *, compilation_cache_dir: str | None = None) -> EngineGroup:
+    """The engine group that `spec.engine.kind` names. JAX must be configured by then; the fake one does not need it."""
+    if spec.engine.kind == "fake":
+        return FakeEngineGroup(spec)
+    from dualpath_jax.engine.flax_engine import FlaxEngineGroup  # JAX starts here
+
+    return FlaxEngineGroup(spec, role=role, compilation_cache_dir=compilation_cache_dir)

@@ -1,0 +1,93 @@
+"""`dualpath-launch`: one role of a cluster on this host."""
+
+import asyncio
+import logging
+import sys
+
+from absl import flags
+
+from dualpath_configs import ClusterSpec
+from dualpath_jax.launch.flags import UsageError, cluster_from_flags, define_config_flags, run_command
+from dualpath_jax.launch.lifetime import until_stopped, write_address
+from dualpath_scheduler.service import RegistrationRefused, SchedulerUnavailable
+from dualpath_storage import StoreError
+
+FLAGS = flags.FLAGS
+
+
+def _define_flags() -> None:
+    define_config_flags()
+    flags.DEFINE_enum("role", None, ["scheduler", "prefill", "decode"], "What this process is.", required=True)
+    flags.DEFINE_string("bind", "127.0.0.1:0", "host:port to listen on; port 0 takes a free one.")
+    flags.DEFINE_string("scheduler", "", "host:port of the scheduler; for prefill and decode.")
+    flags.DEFINE_string("node_id", "", "Name of this node, unique in the cluster; for prefill and decode.")
+    flags.DEFINE_string("platform", "", "JAX platform: cpu, cuda, tpu; empty: what JAX finds.")
+    flags.DEFINE_string("compilation_cache", "", "Folder where compiled programs are kept between starts; empty: none.")
+    flags.DEFINE_string("address_file", "", "File to write the address to, once this process is ready.")
+    flags.DEFINE_bool("stop_with_stdin", False, "Stop when standard input ends; for processes that start this one.")
+
+
+def main() -> int:
+    """Serve until SIGTERM, Ctrl-C or the end of standard input (where asked for)."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    spec = cluster_from_flags()
+    if not spec.storage.url:
+        raise UsageError(
+            "storage.url is empty: expected a store that all nodes reach, --set=storage.url=file:///folder"
+        )
+    if FLAGS.role == "scheduler":
+        serve = _scheduler(spec)
+    else:
+        for flag in ("scheduler", "node_id"):
+            if not FLAGS[flag].value:
+                raise UsageError(f"--{flag} is empty: --role={FLAGS.role} needs it")
+        serve = _node(spec)
+    try:
+        asyncio.run(until_stopped(serve, with_stdin=FLAGS.stop_with_stdin))
+    except (StoreError, RegistrationRefused, SchedulerUnavailable, OSError, ValueError) as error:
+        raise UsageError(f"--role={FLAGS.role}: {error}") from error
+    return 0
+
+
+async def _scheduler(spec: ClusterSpec) -> None:
+    from dualpath_scheduler.service import SchedulerServer
+
+    server = SchedulerServer(spec, bind=FLAGS.bind)
+    try:
+        address = await server.start()
+        _ready(address)
+        await asyncio.Event().wait()
+    finally:
+        await server.close()
+
+
+async def _node(spec: ClusterSpec) -> None:
+    from dualpath_jax.cluster.decode_node import DecodeNode
+    from dualpath_jax.cluster.prefill_node import PrefillNode
+    from dualpath_jax.cluster.services import node_services
+    from dualpath_jax.engine.build import build_engine
+    from dualpath_jax.launch.platform import configure_jax
+
+    if spec.engine.kind == "flax":
+        configure_jax(FLAGS.platform, devices=spec.engines_per_node)
+    engine = build_engine(spec, FLAGS.role, compilation_cache_dir=FLAGS.compilation_cache or None)
+    kind = PrefillNode if FLAGS.role == "prefill" else DecodeNode
+    async with node_services(spec, engine, bind=FLAGS.bind) as services:
+        await kind(services, node_id=FLAGS.node_id, scheduler=FLAGS.scheduler).run(_ready)
+
+
+def _ready(address: str) -> None:
+    name = FLAGS.node_id or FLAGS.role
+    logging.info("%s is ready at %s", name, address)
+    if FLAGS.address_file:
+        write_address(FLAGS.address_file, address)
+
+
+def run() -> None:
+    """Entry point of `dualpath-launch`."""
+    _define_flags()
+    run_command(main)
+
+
+if __name__ == "__main__":
+    run()
