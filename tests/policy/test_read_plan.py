@@ -1,0 +1,53 @@
+"""Read plans: who reads which blocks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualpath_configs import MODES, ModeSpec
+from dualpath_scheduler.policy import READ_PLANS, ReadPlan, ReadSnapshot, read_plan_for
+
+SNAPSHOTS = st.builds(
+    ReadSnapshot, st.integers(0, 100), st.integers(0, 10_000), st.integers(0, 10_000), st.integers(0, 1000)
+)
+
+
+@pytest.mark.parametrize(
+    ("prefill_queue", "decode_queue", "expected"),
+    [
+        (0, 0, ReadPlan(7, 0)),  # a tie is the prefill side's
+        (64, 0, ReadPlan(0, 7)),
+        (0, 64, ReadPlan(7, 0)),
+        (64, 63, ReadPlan(0, 7)),
+        (64, 64, ReadPlan(7, 0)),
+    ],
+)
+def test_the_shorter_queue_reads_everything(prefill_queue: int, decode_queue: int, expected: ReadPlan) -> None:
+    assert READ_PLANS["shorter-queue"](ReadSnapshot(7, prefill_queue, decode_queue)) == expected
+
+
+def test_alternate_takes_turns_whatever_the_queues() -> None:
+    plans = [READ_PLANS["alternate"](ReadSnapshot(3, 9, 0, ordinal)) for ordinal in range(4)]
+    assert plans == [ReadPlan(3, 0), ReadPlan(0, 3), ReadPlan(3, 0), ReadPlan(0, 3)]
+
+
+@pytest.mark.parametrize("name", READ_PLANS)
+@given(snapshot=SNAPSHOTS)
+def test_every_plan_covers_the_hit_blocks_exactly(name: str, snapshot: ReadSnapshot) -> None:
+    plan = READ_PLANS[name](snapshot)
+    assert plan.prefill_side_blocks + plan.decode_side_blocks == snapshot.hit_blocks
+    assert min(plan.prefill_side_blocks, plan.decode_side_blocks) >= 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        (MODES["basic"], "prefill-only"),
+        (MODES["dualpath"], "shorter-queue"),
+        (MODES["oracle"], "shorter-queue"),
+        (ModeSpec(dual_path=False), "prefill-only"),
+        (ModeSpec(scheduling=False), "alternate"),
+    ],
+)
+def test_the_switches_choose_the_policy(mode: ModeSpec, name: str) -> None:
+    assert read_plan_for(mode) is READ_PLANS[name]
