@@ -1,12 +1,13 @@
 """Plots of runs as PNG. Matplotlib is imported where something is drawn, since that takes most of a second."""
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dualpath_scheduler.report.metrics import ModeSummary, completion_s
+from dualpath_scheduler.report.metrics import BASELINE_MODE, ModeSummary, completion_s
 from dualpath_scheduler.report.records import NodeRecord, RunRecord, SnicSample
 
 if TYPE_CHECKING:
@@ -21,12 +22,12 @@ _MODE_COLOURS = ("#8c8c8c", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#d62728
 
 def completion_plot(summaries: Mapping[str, ModeSummary]) -> bytes:
     """Job completion time per mode, as a PNG."""
-    figure = _figure(width=2.0 + 1.4 * len(summaries), height=4.0)
+    figure = _figure(width=max(5.0, 2.0 + 1.4 * len(summaries)), height=4.0)
     axes = figure.add_subplot()
     times = [summary["completion_s"] for summary in summaries.values()]
     colours = [_MODE_COLOURS[index % len(_MODE_COLOURS)] for index in range(len(times))]
     bars = axes.bar(range(len(times)), times, width=0.6, color=colours)
-    axes.bar_label(bars, labels=[_completion_label(summary) for summary in summaries.values()], padding=3)
+    axes.bar_label(bars, labels=[_completion_label(mode, summary) for mode, summary in summaries.items()], padding=3)
     axes.set_xticks(range(len(times)), list(summaries))
     axes.set_ylim(0, max(times, default=0.0) * 1.18 or 1.0)
     axes.set_xlabel("mode")
@@ -40,8 +41,9 @@ def snic_plot(runs: Sequence[RunRecord]) -> bytes:
     """What each node's storage card read and wrote over time, a panel a mode, as a PNG."""
     figure = _figure(width=10.0, height=1.2 + 2.1 * max(1, len(runs)))
     panels = figure.subplots(max(1, len(runs)), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    bin_s = (max(map(_last_time_s, runs), default=0.0) or 1.0) / _BINS
     for run, axes in zip(runs, panels, strict=False):
-        _draw_run(axes, run)
+        _draw_run(axes, run, bin_s)
     panels[0].set_ylim(bottom=0)
     panels[0].set_xlim(left=0)
     panels[-1].set_xlabel("time since the run's start (s)")
@@ -63,8 +65,8 @@ def binned_bytes_per_s(samples: Sequence[SnicSample], edges: np.ndarray, *, writ
     return np.diff(total) / np.diff(edges)
 
 
-def _draw_run(axes: "Axes", run: RunRecord) -> None:
-    edges = np.linspace(0.0, _last_time_s(run) or 1.0, _BINS + 1)
+def _draw_run(axes: "Axes", run: RunRecord, bin_s: float) -> None:
+    edges = bin_s * np.arange(max(1, math.ceil(_last_time_s(run) / bin_s - 1e-9)) + 1)
     if len(run.nodes) <= _NODES_SHOWN:
         _draw_nodes(axes, run.nodes, edges)
     else:
@@ -133,10 +135,10 @@ def _last_time_s(run: RunRecord) -> float:
     return max(completion_s(run), max(sampled, default=0.0))
 
 
-def _completion_label(summary: ModeSummary) -> str:
+def _completion_label(mode: str, summary: ModeSummary) -> str:
     speedup = summary.get("speedup_over_basic")
     time = f"{summary['completion_s']:.1f} s"
-    return time if speedup is None else f"{time}\n{speedup:.2f}× basic"
+    return time if speedup is None or mode == BASELINE_MODE else f"{time}\n{speedup:.2f}× as fast"
 
 
 def _figure(*, width: float, height: float) -> "Figure":
