@@ -46,7 +46,7 @@ def load_hugging_face(directory: str | Path, spec: ModelSpec, mesh: Mesh | None 
     """
     folder = Path(directory)
     config = read_json(folder / CONFIG_FILE)
-    require_same_model(ModelSpec.from_hugging_face(config), spec, folder / CONFIG_FILE)
+    require_same_model(_spec(config, folder / CONFIG_FILE), spec, folder / CONFIG_FILE)
     wanted = pieces(spec)
     block = _scale_block(config)
     tensors = _without_prediction_layers(list_tensors(folder), spec, config)
@@ -62,6 +62,13 @@ def require_same_model(stored: ModelSpec, spec: ModelSpec, file: Path) -> None:
         got, expected = getattr(stored, name), getattr(spec, name)
         if name not in CHOSEN_HERE and got != expected:
             raise CheckpointError(f"{file}: {name} = {got!r}: expected {expected!r}, as the model spec says")
+
+
+def _spec(config: Mapping[str, Any], file: Path) -> ModelSpec:
+    try:
+        return ModelSpec.from_hugging_face(config)
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from error
 
 
 def weights_id(directory: str | Path) -> str:

@@ -95,7 +95,8 @@ def _read_header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
         except ValueError as error:
             raise CheckpointError(f"{file}: header is not JSON: expected a safetensors file") from error
     for name, entry in header.items():
-        if name != "__metadata__":
+        # transformers writes shared experts that a model does not have, as tensors without a value.
+        if name != "__metadata__" and 0 not in entry["shape"]:
             yield name, _stored(file, name, entry, 8 + length, size_bytes)
 
 
