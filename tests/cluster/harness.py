@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dualpath_configs import ClusterSpec, load_cluster
-from dualpath_scheduler.service import SchedulerClient, SchedulerServer
-from dualpath_scheduler.service import scheduler_pb2 as pb
-
 from dualpath_jax.cluster.decode_node import DecodeNode
 from dualpath_jax.cluster.node import Node
 from dualpath_jax.cluster.prefill_node import PrefillNode
 from dualpath_jax.cluster.services import node_services
 from dualpath_jax.engine.build import build_engine
 from dualpath_jax.rollout.generation import Generation, generation, token_choice
+from dualpath_scheduler.service import SchedulerClient, SchedulerServer
+from dualpath_scheduler.service import scheduler_pb2 as pb
 
 SMALL = {
     "engine.kind": "fake",
@@ -72,7 +71,9 @@ class Cluster:
             await asyncio.sleep(0.05)
 
 
-async def _run_node(kind: type[Node], spec: ClusterSpec, node_id: str, scheduler: str, started: "dict[str, Node]") -> None:
+async def _run_node(
+    kind: type[Node], spec: ClusterSpec, node_id: str, scheduler: str, started: "dict[str, Node]"
+) -> None:
     role = "prefill" if kind is PrefillNode else "decode"
     async with node_services(spec, build_engine(spec, role), bind="127.0.0.1:0") as services:
         node = kind(services, node_id=node_id, scheduler=scheduler)
@@ -90,7 +91,8 @@ async def running(spec: ClusterSpec) -> AsyncIterator[Cluster]:
     kinds = {f"prefill-{i}": PrefillNode for i in range(spec.prefill_nodes)}
     kinds |= {f"decode-{i}": DecodeNode for i in range(spec.decode_nodes)}
     tasks = {
-        name: asyncio.create_task(_run_node(kind, spec, name, address, nodes), name=name) for name, kind in kinds.items()
+        name: asyncio.create_task(_run_node(kind, spec, name, address, nodes), name=name)
+        for name, kind in kinds.items()
     }
     try:
         ready = asyncio.create_task(client.wait_ready(spec.prefill_nodes, spec.decode_nodes, deadline_s=60))
@@ -107,4 +109,3 @@ async def running(spec: ClusterSpec) -> AsyncIterator[Cluster]:
         ends = await asyncio.gather(*tasks.values(), return_exceptions=True)
         await server.close()
     assert [end for end in ends if not isinstance(end, asyncio.CancelledError)] == []
-

@@ -4,11 +4,11 @@ import asyncio
 
 import numpy as np
 import pytest
-from tests.cluster.harness import running, small_spec
-from dualpath_configs import MODES
 
+from dualpath_configs import MODES
 from dualpath_jax.engine.base import Sampling
 from dualpath_jax.engine.fake import choose, digest, new_kv
+from tests.cluster.harness import running, small_spec
 
 
 def expected(spec, prompt, max_tokens):

@@ -1,0 +1,124 @@
+"""A cluster on this machine: one scheduler, prefill and decode nodes, each a process of its own."""
+
+import shutil
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self, final
+
+from dualpath_configs import ClusterSpec, load_cluster
+from dualpath_configs.resolved import write_resolved
+from dualpath_jax.cluster.node_query import node_stats
+from dualpath_jax.cluster.peer_pb2 import StatsReply
+from dualpath_jax.launch.processes import POLL_S, ClusterError, RoleProcess
+from dualpath_jax.rollout import Client, Session
+
+START_S = 180.0
+
+
+@final
+class LocalCluster:
+    """A context manager: the processes start on entry and are gone on exit, after Ctrl-C and a crash as well.
+
+    `spec` is a cluster spec or the name of a preset. Where `storage.url` is empty, blocks are kept in a temporary
+    folder that goes with the cluster; a `file://` URL is kept, and found again by the next cluster. Nodes emulate
+    their engines on the CPU unless `platform` names another.
+
+    Raises ClusterError where a process does not come up, with the last line of its log.
+    """
+
+    def __init__(
+        self, spec: ClusterSpec | str = "local_1p1d", *, platform: str = "cpu", compilation_cache: str = ""
+    ) -> None:
+        self.spec = load_cluster(spec) if isinstance(spec, str) else spec
+        if self.spec.storage.url.startswith("memory:"):
+            raise ValueError(
+                f"storage.url = {self.spec.storage.url!r}: processes share no memory; use file:///folder, or leave it "
+                "empty for a temporary folder"
+            )
+        self._flags = [f"--platform={platform}", f"--compilation_cache={compilation_cache}"]
+        self._stack = ExitStack()
+        self._processes: dict[str, RoleProcess] = {}
+        self._client: Client | None = None
+
+    @property
+    def client(self) -> Client:
+        """The cluster's client. Raises ClusterError outside the `with` block."""
+        if self._client is None:
+            raise ClusterError("the cluster is not running: use it in a with block")
+        return self._client
+
+    @property
+    def processes(self) -> dict[str, RoleProcess]:
+        """The processes by name: `scheduler`, `prefill-0`, ..., `decode-0`, ..."""
+        return dict(self._processes)
+
+    def session(self, *, tenant_salt: str = "") -> Session:
+        """A new session."""
+        return self.client.session(tenant_salt=tenant_salt)
+
+    def kill(self, name: str) -> None:
+        """End a process as a crash would."""
+        self._processes[name].kill()
+
+    def stats(self) -> dict[str, StatsReply]:
+        """What passed the cards of each living node."""
+        nodes = self.client.describe().nodes
+        return {node.node_id: node_stats(node.address) for node in nodes}
+
+    def wait_until_stored(self, *, deadline_s: float = 30.0) -> None:
+        """Wait until no node has a block on its way to storage. Raises ClusterError at the deadline."""
+        end = time.monotonic() + deadline_s
+        while pending := sum(reply.pending_blocks for reply in self.stats().values()):
+            if time.monotonic() > end:
+                raise ClusterError(f"{pending} blocks are not stored after {deadline_s:g} s")
+            time.sleep(POLL_S)
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+        self._client = None
+
+    def _start(self) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="dualpath-"))
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        if not self.spec.storage.url:
+            storage = self.spec.storage.model_copy(update={"url": f"file://{folder / 'kv'}"})
+            self.spec = self.spec.model_copy(update={"storage": storage})
+        config = folder / "cluster.json"
+        write_resolved(self.spec, config)
+        self._stack.callback(self._stop)
+        scheduler = self._launch("scheduler", ["--role=scheduler", f"--config={config}"], folder)
+        address = scheduler.address(deadline_s=START_S)
+        for role, count in (("prefill", self.spec.prefill_nodes), ("decode", self.spec.decode_nodes)):
+            for index in range(count):
+                flags = [f"--role={role}", f"--node_id={role}-{index}", f"--scheduler={address}", f"--config={config}"]
+                self._launch(f"{role}-{index}", flags, folder)
+        for process in self._processes.values():
+            process.address(deadline_s=START_S)
+        self._client = self._stack.enter_context(Client(address))
+        self._client.wait_ready(self.spec.prefill_nodes, self.spec.decode_nodes, deadline_s=START_S)
+
+    def _launch(self, name: str, flags: list[str], folder: Path) -> RoleProcess:
+        process = RoleProcess(name, [*flags, *self._flags], folder)
+        self._processes[name] = process
+        return process
+
+    def _stop(self) -> None:
+        """Nodes first, so that they can say good-bye; the scheduler last."""
+        nodes = [process for name, process in self._processes.items() if name != "scheduler"]
+        for process in nodes:
+            process.ask_to_stop()
+        for process in [*nodes, *self._processes.values()]:
+            process.stop()
