@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-APPENDED: Final = 0
-GENERATED: Final = 1
+APPENDED: Final = 1
+GENERATED: Final = 2
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 _STREAM_STEP = np.uint64(0xD1B54A32D192ED03)
