@@ -51,7 +51,7 @@ class MediumStore(BlockStore):
 
     async def get(self, reads: Sequence[BlockRead], *, deadline_s: float) -> list[BlockResult]:
         deadline_at = time.monotonic() + deadline_s
-        buffers = [self._checked("into", read.key, read.into) for read in reads]
+        buffers = [self._checked("into", read.into, read.key) for read in reads]
         if any(buffer.readonly for buffer in buffers):
             raise ValueError("a block's `into` is read-only: expected a writable buffer")
         with self._operation():
@@ -63,7 +63,7 @@ class MediumStore(BlockStore):
 
     async def put(self, writes: Sequence[BlockWrite], *, deadline_s: float) -> list[BlockResult]:
         deadline_at = time.monotonic() + deadline_s
-        payloads = [self._checked("data", write.key, write.data) for write in writes]
+        payloads = [self._checked("data", write.data, write.key, write.parent) for write in writes]
         with self._operation():
             batch = Batch(
                 len(writes),
@@ -107,8 +107,7 @@ class MediumStore(BlockStore):
     async def close(self) -> None:
         self._closed = True
         await self._idle.wait()  # every operation ends by its deadline
-        await self._writers.close(_CLOSE_GRACE_S)
-        await self._readers.close(_CLOSE_GRACE_S)
+        await asyncio.gather(self._writers.close(_CLOSE_GRACE_S), self._readers.close(_CLOSE_GRACE_S))
         self.medium.close()
 
     @contextlib.contextmanager
@@ -124,9 +123,10 @@ class MediumStore(BlockStore):
             if not self._operations:
                 self._idle.set()
 
-    def _checked(self, name: str, key: bytes, buffer: memoryview) -> memoryview:
-        if len(key) != KEY_BYTES:
-            raise ValueError(f"key {key!r} has {len(key)} bytes: expected {KEY_BYTES}")
+    def _checked(self, name: str, buffer: memoryview, *keys: bytes) -> memoryview:
+        for key in keys:
+            if len(key) != KEY_BYTES:
+                raise ValueError(f"key {key!r} has {len(key)} bytes: expected {KEY_BYTES}")
         if buffer.nbytes != self._format.block_bytes or not buffer.c_contiguous:
             raise ValueError(
                 f"a block's `{name}` has {buffer.nbytes} bytes (C-contiguous: {buffer.c_contiguous}): "
@@ -200,22 +200,13 @@ class MediumStore(BlockStore):
 
     async def _call(self, function: Callable[[], T]) -> T:
         """Run `function` in a thread. Raises StoreError where it fails or the medium does not answer."""
-
-        def call(_: int) -> tuple[T] | Exception:
-            try:
-                return (function(),)
-            except Exception as error:
-                return error
-
         with self._operation():
-            batch = Batch(1, call)
-            cancelled = await batch.run(self._readers, time.monotonic() + _CALL_TIMEOUT_S)
-        if cancelled:
-            raise cancelled
-        outcome = batch.results[0]
-        if isinstance(outcome, tuple):
-            return outcome[0]
-        raise StoreError(f"{self.url}: {outcome or f'no answer within {_CALL_TIMEOUT_S:g} s'}") from outcome
+            try:
+                return await self._readers.call(function, _CALL_TIMEOUT_S)
+            except TimeoutError:
+                raise StoreError(f"{self.url} does not answer within {_CALL_TIMEOUT_S:g} s") from None
+            except OSError as error:
+                raise StoreError(f"{self.url}: {error}") from error
 
 
 def _late(deadline_s: float, quiet: "asyncio.Future[None] | None" = None) -> BlockResult:

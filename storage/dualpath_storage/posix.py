@@ -1,5 +1,6 @@
 """Blocks as files of any mounted POSIX file system: local disks, NFS, Lustre, 3FS. One file a block."""
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from typing import final
@@ -7,7 +8,7 @@ from typing import final
 from dualpath_storage.layout import KVLayout
 from dualpath_storage.medium import Medium, Staged
 from dualpath_storage.medium_store import MediumStore
-from dualpath_storage.posix_folder import PosixFolder, remove_if_there, sync_folder
+from dualpath_storage.posix_folder import PosixFolder, remove_if_possible, sync_folder
 from dualpath_storage.store import StoreError
 
 _READ = os.O_RDONLY | os.O_CLOEXEC
@@ -52,7 +53,7 @@ class PosixMedium(Medium):
                 written += os.writev(descriptor, _after((header, payload), written))
             os.fsync(descriptor)
         except BaseException:
-            remove_if_there(part)
+            remove_if_possible(part)
             raise
         finally:
             os.close(descriptor)
@@ -67,13 +68,14 @@ class PosixMedium(Medium):
     def discard(self, staged: Sequence[Staged]) -> None:
         for block in staged:
             if isinstance(block.handle, str):
-                remove_if_there(block.handle)
+                remove_if_possible(block.handle)
 
     def contains(self, key: bytes) -> bool:
         return os.path.exists(self._folder.path(key))
 
     def delete(self, key: bytes) -> None:
-        remove_if_there(self._folder.path(key))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._folder.path(key))
 
     def keys(self) -> Iterator[list[bytes]]:
         chunk: list[bytes] = []

@@ -11,9 +11,11 @@ which a process id would not say.
 """
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
+import re
 import secrets
 from typing import final
 
@@ -22,7 +24,9 @@ from dualpath_storage.store import StoreError
 _MARKER = "dualpath-kv-store"
 _MARKER_TEXT = "dualpath-kv-store 1\n"
 _TMP = "tmp"
+_LOST_FOUND = "lost+found"  # at the top of a file system made for the store alone
 _SUFFIX = ".kv"
+_BLOCK_NAME = re.compile(rf"[0-9a-f]{{64}}{re.escape(_SUFFIX)}").fullmatch
 _FAN_OUT = [f"{value:02x}" for value in range(256)]
 
 
@@ -39,7 +43,8 @@ class PosixFolder:
         try:
             self._open()
         except OSError as error:
-            raise StoreError(f"store folder {root}: {error.strerror}: give a folder that can be written to") from error
+            self.close()
+            raise StoreError(f"store folder {root}: {error}: give a folder that can be written to") from error
 
     def path(self, key: bytes) -> str:
         """Where a block lies."""
@@ -52,9 +57,7 @@ class PosixFolder:
 
     def keys_of(self, subfolder: str) -> list[bytes]:
         """The keys whose files lie in one of `subfolders`; anything else there is skipped."""
-        names = os.listdir(f"{self.root}/{subfolder}")
-        length = 64 + len(_SUFFIX)
-        return [bytes.fromhex(name[:64]) for name in names if len(name) == length and name.endswith(_SUFFIX)]
+        return [bytes.fromhex(name[:64]) for name in os.listdir(f"{self.root}/{subfolder}") if _BLOCK_NAME(name)]
 
     @property
     def subfolders(self) -> list[str]:
@@ -63,23 +66,22 @@ class PosixFolder:
     def close(self) -> None:
         """Give up the writer's lock. Safe to call twice."""
         if self._lock >= 0:
-            with contextlib.suppress(OSError):
-                os.unlink(f"{self._tmp}/{self._writer}.lock")
+            remove_if_possible(f"{self._tmp}/{self._writer}.lock")
             os.close(self._lock)
             self._lock = -1
 
     def _open(self) -> None:
-        os.makedirs(self.root, exist_ok=True)
+        if os.path.exists(self.root) and not os.path.isdir(self.root):
+            raise StoreError(f"store folder {self.root} is a file: give a folder, or a path where one can be made")
+        _make_durably(self.root)
         present = set(os.listdir(self.root))
         self._check_marker(present)
-        missing = {_TMP, *_FAN_OUT} - present
-        for name in missing:
+        for name in {_TMP, *_FAN_OUT} - present:
             os.makedirs(os.path.join(self.root, name), exist_ok=True)
         self._take_lock()
         if _MARKER not in present:
             self._write_marker()
-        if missing:
-            sync_folder(self.root)
+        sync_folder(self.root)  # also where another writer made the subfolders: it may not have come to this yet
         self._remove_dead_writers()
 
     def _check_marker(self, present: set[str]) -> None:
@@ -92,7 +94,7 @@ class PosixFolder:
                     f"store folder {self.root} is marked {text.strip()!r}: this library reads "
                     f"{_MARKER_TEXT.strip()!r}; give another folder, or remove this one"
                 )
-        elif strangers := sorted(present - {_TMP, *_FAN_OUT}):
+        elif strangers := sorted(present - {_TMP, _LOST_FOUND, *_FAN_OUT}):
             raise StoreError(
                 f"store folder {self.root} is no block store and holds {strangers[0]!r}: give an empty or a new folder"
             )
@@ -110,10 +112,10 @@ class PosixFolder:
             writer = secrets.token_hex(8)
             path = f"{self._tmp}/{writer}.lock"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            if _try_lock(descriptor) and _is_same_file(descriptor, path):
-                self._writer, self._lock = writer, descriptor
-            else:  # an opening store found it between the two calls, and removed it
-                os.close(descriptor)
+            self._writer, self._lock = writer, descriptor
+            if not (self._try_lock(descriptor) and _is_same_file(descriptor, path)):
+                os.close(descriptor)  # an opening store found it between the two calls, and removed it
+                self._lock = -1
 
     def _remove_dead_writers(self) -> None:
         names = os.listdir(self._tmp)
@@ -123,12 +125,25 @@ class PosixFolder:
                 with contextlib.suppress(FileNotFoundError):
                     descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
                     stack.callback(os.close, descriptor)
-                    if not _try_lock(descriptor):
+                    if not self._try_lock(descriptor):
                         continue
                 for name in names:
                     if name.startswith(f"{writer}-"):
-                        remove_if_there(f"{self._tmp}/{name}")
-                remove_if_there(lock)
+                        remove_if_possible(f"{self._tmp}/{name}")
+                remove_if_possible(lock)
+
+    def _try_lock(self, descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self.close()
+            raise StoreError(
+                f"store folder {self.root} cannot be locked ({error.strerror}): mount its file system with flock "
+                f"(Lustre: -o flock), or give another folder"
+            ) from error
+        return True
 
 
 def sync_folder(path: str) -> None:
@@ -136,21 +151,17 @@ def sync_folder(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # EINVAL: this file system has no such operation, nor a need for it
+            raise
     finally:
         os.close(descriptor)
 
 
-def remove_if_there(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
+def remove_if_possible(path: str) -> None:
+    """Remove a file that is worth nothing; where that fails, the next opening of the store tries again."""
+    with contextlib.suppress(OSError):
         os.unlink(path)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_same_file(descriptor: int, path: str) -> bool:
@@ -158,3 +169,11 @@ def _is_same_file(descriptor: int, path: str) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
         return False
+
+
+def _make_durably(path: str) -> None:
+    if not os.path.isdir(path):
+        parent = os.path.dirname(path)
+        _make_durably(parent)
+        os.makedirs(path, exist_ok=True)
+        sync_folder(parent)

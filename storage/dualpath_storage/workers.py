@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar, final
 
 T = TypeVar("T")
@@ -33,6 +34,23 @@ class WorkerPool:
             self._started.append(threading.Thread(target=self._work, name=name, daemon=True))
             self._started[-1].start()
         self._jobs.put(job)
+
+    async def call(self, function: Callable[[], T], timeout_s: float) -> T:
+        """`function()`, run in a thread. Raises what it raises, or TimeoutError; it may run on after that."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def job() -> None:
+            try:
+                settle = partial(future.set_result, function())
+            except Exception as error:
+                settle = partial(future.set_exception, error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(lambda: None if future.done() else settle())
+
+        self.submit(job)
+        async with asyncio.timeout(timeout_s):
+            return await future
 
     async def close(self, timeout_s: float) -> None:
         """Let the threads finish what was submitted and end; those that are stuck longer are left behind."""
