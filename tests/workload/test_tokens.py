@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualpath_scheduler.workload import SessionTrace, TokenSpan, Turn
@@ -28,6 +28,7 @@ def span(*ids: int, length: int, per_id: int = 8, vocab: int = 1000, stream: int
     return TokenSpan(ids, length, per_id, vocab, stream)
 
 
+@settings(deadline=None)
 @given(
     ids=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=5),
     per_id=st.integers(1, 70),
