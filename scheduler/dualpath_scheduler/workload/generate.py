@@ -3,7 +3,8 @@
 The shipped `traces/demo.jsonl` is made by
 
     python -m dualpath_scheduler.workload.generate --preset paper-64k --sessions 12 --turns 16 --scale 0.24 \\
-      --generation_scale 0.115 --first_prompt 1500 --seed 1 --out scheduler/dualpath_scheduler/workload/traces/demo.jsonl
+      --generation_scale 0.115 --first_prompt 1500 --seed 1 \\
+      --out scheduler/dualpath_scheduler/workload/traces/demo.jsonl
 """
 
 import argparse

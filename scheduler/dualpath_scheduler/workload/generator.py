@@ -80,21 +80,17 @@ def generate_trace(
         raise TraceError(f"seed = {seed}: expected at least 0 and less than {_MAX_SEED}")
     check_at_least_one(sessions=sessions, max_turns=max_turns, vocab_size=vocab_size)
     check_positive(scale=scale, generation_scale=generation_scale, first_prompt_tokens=first_prompt_tokens)
-    paper = PAPER_TRACES[preset]
-    rng = np.random.default_rng(seed)
     generated_by = scale if generation_scale is None else generation_scale
-    next_id = seed << 32
     made = []
-    for index, shape in enumerate(_shapes(paper, sessions, rng)):
+    next_id = seed << 32
+    for index, shape in enumerate(_shapes(PAPER_TRACES[preset], sessions, np.random.default_rng(seed))):
+        rng = np.random.default_rng((seed, index))
         lengths = _turn_lengths(shape, rng, scale, generated_by)
         if first_prompt_tokens is not None:
             lengths[0, 0] = max(1, round(first_prompt_tokens * _jitter(rng)))
-        turns: list[Turn] = []
-        for append, generate in lengths[:max_turns].tolist():
-            ids = range(next_id, next_id + -(-append // MOONCAKE_TOKENS_PER_ID))
-            next_id = ids.stop
-            turns.append(turn_from_ids(tuple(ids), append, generate, MOONCAKE_TOKENS_PER_ID, vocab_size))
-        made.append(SessionTrace(f"{preset}-{seed}-{index:04d}", tuple(turns)))
+        turns = _turns(lengths[:max_turns], next_id, vocab_size)
+        next_id = turns[-1].append.ids[-1] + 1
+        made.append(SessionTrace(f"{preset}-{seed}-{index:04d}", turns))
     return Trace(preset, tuple(made))
 
 
@@ -139,6 +135,16 @@ def _turn_lengths(shape: _Shape, rng: np.random.Generator, append_scale: float, 
     first = max(1, round(shape.first_prompt * append_scale))
     appends = [first, *_split(appended, shape.turns - 1, rng)]
     return np.stack([appends, _split(shape.generated * generate_scale, shape.turns, rng)], axis=1)
+
+
+def _turns(lengths: np.ndarray, next_id: int, vocab_size: int) -> tuple[Turn, ...]:
+    """Turns of these lengths `[turns, 2]`, with ids from `next_id` on."""
+    turns = []
+    for append, generate in lengths.tolist():
+        ids = range(next_id, next_id + -(-append // MOONCAKE_TOKENS_PER_ID))
+        next_id = ids.stop
+        turns.append(turn_from_ids(tuple(ids), append, generate, MOONCAKE_TOKENS_PER_ID, vocab_size))
+    return tuple(turns)
 
 
 def _split(total: float, parts: int, rng: np.random.Generator) -> np.ndarray:
