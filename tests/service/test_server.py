@@ -1,7 +1,7 @@
 """The service over real gRPC, with nodes that are scripted by hand."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 import grpc
@@ -46,6 +46,15 @@ def connect(stack: AsyncExitStack, address: str) -> SchedulerClient:
 
 async def join(stack: AsyncExitStack, address: str, *names: str, **fields: object) -> list[ScriptedNode]:
     return [await stack.enter_async_context(ScriptedNode(address, name, **fields)) for name in names]
+
+
+async def until(client: SchedulerClient, holds: Callable[[pb.DescribeReply], bool]) -> None:
+    """Waits until what the scheduler says of itself holds."""
+    async with asyncio.timeout(10):
+        while True:
+            if holds(await client.describe()):
+                return
+            await asyncio.sleep(0.01)
 
 
 async def collect(
@@ -189,8 +198,8 @@ async def test_invalid_requests_fail_for_their_caller_only(stack: AsyncExitStack
 
 async def test_a_restarted_scheduler_finishes_what_its_client_retries(stack: AsyncExitStack) -> None:
     first = SchedulerServer(make_spec())
-    address = await first.start()
     stack.push_async_callback(first.close)
+    address = await first.start()
     client = connect(stack, address)
     nodes = await join(stack, address, "prefill-0", "decode-0", pace_s=0.1)
     message = prompt(10, max_tokens=8, request_id="again", forced_tokens=tokens(8, start=10))
@@ -208,6 +217,7 @@ async def test_a_restarted_scheduler_finishes_what_its_client_retries(stack: Asy
 
 async def test_without_reconnection_the_caller_is_told(stack: AsyncExitStack) -> None:
     server = SchedulerServer(make_spec())
+    stack.push_async_callback(server.close)
     client = connect(stack, await server.start())
     generation = asyncio.create_task(collect(client, prompt()))
     await until(client, lambda reply: reply.running_requests == 1)
