@@ -45,7 +45,7 @@ class PrefillNode(Node):
     async def prepare(self) -> float:
         engine, device = self.services.engine, self.services.device
         await device.run(engine.warm_up_prefill, self._runner.groups)
-        self._time = await device.run(measure, engine)
+        self._time = await device.run(measure, engine, self._runner.groups)
         return self._time.tokens_per_s
 
     def new_job(self, assignment: pb.Assignment) -> PrefillJob:

@@ -74,8 +74,8 @@ def choose(total: int, vocab_size: int, position: int, sampling: Sampling, force
         token = int(mix(total ^ sampling.seed ^ position) % np.uint64(vocab_size))
     if forced is not None:
         token = forced
-    logprob = -float(mix((total + token) & (2**64 - 1)) % np.uint64(1000)) / 1000
-    return TokenChoice(token, logprob, (best, (best + 1) % vocab_size), (-0.001, -7.0))
+    logprob = -float(mix((total + token) & (2**64 - 1)) % np.uint64(1024)) / 1024  # exact in float32
+    return TokenChoice(token, logprob, (best, (best + 1) % vocab_size), (-0.125, -7.0))
 
 
 @dataclass

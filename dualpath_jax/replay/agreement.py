@@ -1,0 +1,78 @@
+"""Whether runs agree: the same contexts must give the same log-probabilities and greedy choices, up to ε.
+
+For every generated position, the log-probability of the chosen token differs by at most ε, and the greedy choice
+differs only where the margin between the two tokens is below 2ε (two runs that compute the same thing with other batch
+shapes differ in the last bits, and a near-tie may then fall either way).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dualpath_jax.engine.base import TokenChoice
+from dualpath_jax.replay.play import TurnKey
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The comparison of one run with another: what was compared, how far apart, and what is beyond ε."""
+
+    run: str
+    reference: str
+    requests: int
+    positions: int
+    largest_difference: float
+    problems: tuple[str, ...]
+
+    def line(self, epsilon: float) -> str:
+        """One line for a person."""
+        verdict = "agrees with" if not self.problems else f"DISAGREES at {len(self.problems)} positions with"
+        compared = f"{self.requests} requests, {self.positions} tokens"
+        distance = f"log-probabilities within {self.largest_difference:.1e} (ε = {epsilon:.0e})"
+        return f"{self.run} {verdict} {self.reference}: {compared}, {distance}"
+
+
+def compare(
+    run: str,
+    choices: Mapping[TurnKey, Sequence[TokenChoice]],
+    reference: str,
+    expected: Mapping[TurnKey, Sequence[TokenChoice]],
+    *,
+    epsilon: float,
+) -> Agreement:
+    """Compare the turns that `expected` has. One that `choices` lacks, or has with another length, is a problem."""
+    problems, largest, positions = [], 0.0, 0
+    for key, wanted in expected.items():
+        got = choices.get(key, ())
+        where = f"session {key[0]} turn {key[1]}"
+        if len(got) != len(wanted):
+            problems.append(f"{where}: {run} has {len(got)} tokens, {reference} {len(wanted)}")
+            continue
+        for position, (mine, other) in enumerate(zip(got, wanted, strict=True)):
+            positions += 1
+            largest = max(largest, abs(mine.logprob - other.logprob))
+            problem = _difference(mine, other, epsilon)
+            if problem:
+                problems.append(f"{where}, token {position}: {problem}")
+    return Agreement(run, reference, len(expected), positions, largest, tuple(problems))
+
+
+def _difference(mine: TokenChoice, other: TokenChoice, epsilon: float) -> str:
+    """What is wrong at one position; empty: nothing. `other` is the reference."""
+    if mine.token != other.token:
+        return f"token {mine.token}, expected {other.token}"
+    if not abs(mine.logprob - other.logprob) <= epsilon:
+        return f"log-probability {mine.logprob:.7f}, expected {other.logprob:.7f}"
+    if mine.top_tokens[0] != other.top_tokens[0]:
+        # The two most likely tokens are known; a third one is further away than the second.
+        margin = other.top_logprobs[0] - other.top_logprobs[1]
+        if mine.top_tokens[0] != other.top_tokens[1] or margin >= 2 * epsilon:
+            return f"greedy choice {mine.top_tokens[0]}, expected {other.top_tokens[0]} by {margin:.1e}"
+    return ""
+
+
+def spread_sample(keys: Sequence[TurnKey], count: int) -> list[TurnKey]:
+    """`count` turns spread evenly over the turn numbers, early and late, and over the sessions."""
+    ordered = sorted(keys, key=lambda key: (key[1], key[0]))
+    if count >= len(ordered):
+        return ordered
+    return [ordered[(2 * i + 1) * len(ordered) // (2 * count)] for i in range(count)]

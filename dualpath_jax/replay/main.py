@@ -1,0 +1,128 @@
+"""`dualpath-replay`: replay a trace of agent sessions on a local cluster, and say what happened."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from dualpath_configs import MODES, ClusterSpec
+from dualpath_jax.launch.flags import UsageError, cluster_from_flags, define_config_flags, run_command
+from dualpath_jax.launch.platform import configure_jax
+from dualpath_jax.launch.processes import ClusterError
+from dualpath_jax.replay.agreement import Agreement
+from dualpath_jax.replay.run import ModeRun, ReplayOptions, check, run_mode
+from dualpath_scheduler.report import format_table, write_report
+from dualpath_scheduler.workload import Trace, TraceError, load_trace
+
+FLAGS = flags.FLAGS
+FAILED = 1
+SHOWN = 5
+
+
+def _define_flags() -> None:
+    define_config_flags()
+    flags.DEFINE_string("trace", "demo", "A Mooncake-format file, or demo, paper-32k, paper-48k, paper-64k.")
+    flags.DEFINE_enum("mode", "dualpath", sorted(MODES), "How the cluster reads and schedules.")
+    flags.DEFINE_bool("compare", False, "Run basic, dualpath and oracle one after the other, instead of --mode.")
+    flags.DEFINE_string("report", "", "Folder for report.json, requests.csv and plots; empty: the table alone.")
+    flags.DEFINE_float("scale", 1.0, "Shrink the trace's lengths by this factor.", lower_bound=1e-6, upper_bound=1e6)
+    flags.DEFINE_integer("max_sessions", None, "Replay so many sessions at most.", lower_bound=1)
+    flags.DEFINE_integer("max_turns", None, "Replay so many turns of a session at most.", lower_bound=1)
+    flags.DEFINE_integer("seed", 0, "Seed of a generated trace.")
+    flags.DEFINE_float("delay_scale", 0.0, "Factor of the trace's arrival times and tool delays.", lower_bound=0.0)
+    flags.DEFINE_integer("check_requests", 12, "Requests to compare with the no-cache reference.", lower_bound=0)
+    flags.DEFINE_string("platform", "cpu", "JAX platform of the nodes and of the reference.")
+    flags.DEFINE_string("compilation_cache", "", "Folder where compiled programs are kept between runs; empty: none.")
+
+
+def main() -> int:
+    """0: every request succeeded and all runs agree; 1: not so, or the cluster did not start."""
+    spec, trace = _inputs()
+    modes = list(MODES) if FLAGS.compare else [FLAGS.mode]
+    options = ReplayOptions(FLAGS.delay_scale, FLAGS.compilation_cache, FLAGS.platform)
+    _say_what_is_replayed(trace)
+    try:
+        runs = [run_mode(mode, _own_store(spec, mode, modes), trace, options) for mode in modes]
+    except ClusterError as error:
+        print(f"dualpath-replay: {error}", file=sys.stderr)
+        return FAILED
+    if spec.engine.kind == "flax":
+        configure_jax(FLAGS.platform, devices=1)
+    comparisons, epsilon = check(spec, trace, runs, sample=FLAGS.check_requests)
+    _report(spec, trace, runs)
+    return _verdict(runs, comparisons, epsilon)
+
+
+def _inputs() -> tuple[ClusterSpec, Trace]:
+    spec = cluster_from_flags()
+    if FLAGS.report and Path(FLAGS.report).exists() and not Path(FLAGS.report).is_dir():
+        raise UsageError(f"--report={FLAGS.report}: a file is there; expected a folder, or nothing")
+    try:
+        trace = load_trace(
+            FLAGS.trace,
+            vocab_size=spec.model.vocab_size,
+            scale=FLAGS.scale,
+            max_sessions=FLAGS.max_sessions,
+            max_turns=FLAGS.max_turns,
+            seed=FLAGS.seed,
+            max_context_tokens=spec.max_context_tokens,
+        )
+    except TraceError as error:
+        raise UsageError(str(error)) from error
+    return spec, trace
+
+
+def _own_store(spec: ClusterSpec, mode: str, modes: Sequence[str]) -> ClusterSpec:
+    """Runs that are compared must not find each other's blocks: each gets a folder below the store's."""
+    if len(modes) == 1 or not spec.storage.url:
+        return spec
+    storage = spec.storage.model_copy(update={"url": f"{spec.storage.url.rstrip('/')}/{mode}"})
+    return spec.model_copy(update={"storage": storage})
+
+
+def _say_what_is_replayed(trace: Trace) -> None:
+    summary = trace.summary()
+    print(
+        f"{summary['name']}: {summary['sessions']} sessions, {summary['turns']} turns, "
+        f"{summary['prompt_tokens']} prompt tokens, longest context {summary['longest_context_tokens']}",
+        file=sys.stderr,
+    )
+    if trace.cut_turns:
+        print(f"{trace.cut_turns} turns beyond the longest context are left out", file=sys.stderr)
+
+
+def _report(spec: ClusterSpec, trace: Trace, runs: Sequence[ModeRun]) -> None:
+    from dualpath_scheduler.report import summarise
+
+    records = [run.record for run in runs]
+    if FLAGS.report:
+        summaries = write_report(Path(FLAGS.report), spec.model_dump(mode="json"), trace.summary(), records)
+    else:
+        summaries = summarise(records)
+    print(format_table(summaries))
+
+
+def _verdict(runs: Sequence[ModeRun], comparisons: Sequence[Agreement], epsilon: float) -> int:
+    for comparison in comparisons:
+        print(comparison.line(epsilon))
+        for problem in comparison.problems[:SHOWN]:
+            print(f"  {problem}", file=sys.stderr)
+    failures = [(run.record.mode, turn) for run in runs for turn in run.failures]
+    for mode, turn in failures[:SHOWN]:
+        print(f"{mode}: session {turn.session_id} turn {turn.turn} failed: {turn.error}", file=sys.stderr)
+    if len(failures) > SHOWN:
+        print(f"... and {len(failures) - SHOWN} more failed requests", file=sys.stderr)
+    if FLAGS.report:
+        print(f"Report: {FLAGS.report}")
+    return FAILED if failures or any(comparison.problems for comparison in comparisons) else 0
+
+
+def run() -> None:
+    """Entry point of `dualpath-replay`."""
+    _define_flags()
+    run_command(main)
+
+
+if __name__ == "__main__":
+    run()
