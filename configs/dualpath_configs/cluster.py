@@ -7,6 +7,9 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_
 from dualpath_configs.base import Spec
 from dualpath_configs.model import ModelSpec
 
+_Check = tuple[bool, str, object, str]
+"""Whether it holds, the key that it is about, its value, and what was expected."""
+
 
 class NetworkSpec(Spec):
     """Emulated network cards. A rate that is absent is no limit.
@@ -132,57 +135,68 @@ class ClusterSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        checks = [
+        for holds, key, value, expected in (*self._size_checks(), *self._bucket_checks()):
+            if not holds:
+                raise ValueError(f"{key} = {value!r}: expected {expected}")
+        return self
+
+    def _size_checks(self) -> list[_Check]:
+        model, needed = (
+            self.model,
+            f"at least {self.max_context_blocks}, the blocks of one request of max_context_tokens",
+        )
+        return [
             (
-                self.max_context_tokens <= self.model.max_position_embeddings,
+                self.max_context_tokens <= model.max_position_embeddings,
                 "max_context_tokens",
                 self.max_context_tokens,
-                f"at most model.max_position_embeddings ({self.model.max_position_embeddings})",
+                f"at most model.max_position_embeddings ({model.max_position_embeddings})",
             ),
             (
                 self.host_buffer_blocks >= self.max_context_blocks,
                 "host_buffer_blocks",
                 self.host_buffer_blocks,
-                f"at least {self.max_context_blocks}, the blocks of one request of max_context_tokens",
+                needed,
             ),
             (
                 self.engine.decode_pages >= self.max_context_blocks,
                 "engine.decode_pages",
                 self.engine.decode_pages,
-                f"at least {self.max_context_blocks}, the blocks of one request of max_context_tokens",
+                needed,
             ),
             (
-                self.engine.shard_tokens % self.block_tokens == 0,
-                "engine.shard_tokens",
-                self.engine.shard_tokens,
-                f"a multiple of block_tokens ({self.block_tokens})",
-            ),
-            (
-                all(b % self.engine.shard_tokens == 0 for b in self.engine.prefix_token_buckets),
-                "engine.prefix_token_buckets",
-                self.engine.prefix_token_buckets,
-                f"multiples of engine.shard_tokens ({self.engine.shard_tokens})",
-            ),
-            (
-                max(self.engine.prefix_token_buckets) >= self.max_context_tokens,
-                "engine.prefix_token_buckets",
-                self.engine.prefix_token_buckets,
-                f"a largest one of at least max_context_tokens ({self.max_context_tokens})",
-            ),
-            (
-                all(b % self.block_tokens == 0 for b in self.engine.prefill_token_buckets),
-                "engine.prefill_token_buckets",
-                self.engine.prefill_token_buckets,
-                f"multiples of block_tokens ({self.block_tokens})",
-            ),
-            (
-                self.model.n_routed_experts % self.engines_per_node == 0,
+                model.n_routed_experts % self.engines_per_node == 0,
                 "engines_per_node",
                 self.engines_per_node,
-                f"a divisor of model.n_routed_experts ({self.model.n_routed_experts})",
+                f"a divisor of model.n_routed_experts ({model.n_routed_experts})",
             ),
         ]
-        for holds, key, value, expected in checks:
-            if not holds:
-                raise ValueError(f"{key} = {value!r}: expected {expected}")
-        return self
+
+    def _bucket_checks(self) -> list[_Check]:
+        shard, prefill, prefix = (
+            self.engine.shard_tokens,
+            self.engine.prefill_token_buckets,
+            self.engine.prefix_token_buckets,
+        )
+        block = f"block_tokens ({self.block_tokens})"
+        return [
+            (shard % self.block_tokens == 0, "engine.shard_tokens", shard, f"a multiple of {block}"),
+            (
+                all(bucket % self.block_tokens == 0 for bucket in prefill),
+                "engine.prefill_token_buckets",
+                prefill,
+                f"multiples of {block}",
+            ),
+            (
+                all(bucket % shard == 0 for bucket in prefix),
+                "engine.prefix_token_buckets",
+                prefix,
+                f"multiples of engine.shard_tokens ({shard})",
+            ),
+            (
+                max(prefix) >= self.max_context_tokens,
+                "engine.prefix_token_buckets",
+                prefix,
+                f"a largest one of at least max_context_tokens ({self.max_context_tokens})",
+            ),
+        ]

@@ -107,6 +107,15 @@ def test_a_name_replaces_switches_and_switches_replace_a_name(tmp_path: Path) ->
          "(8192)"),
         ("host_buffer_blocks = 127", "host_buffer_blocks = 127: expected at least 128, the blocks of one request of "
          "max_context_tokens"),
+        ("[engine]\ndecode_pages = 9", "engine.decode_pages = 9: expected at least 128, the blocks of one request of "
+         "max_context_tokens"),
+        ("[engine]\nshard_tokens = 96", "engine.shard_tokens = 96: expected a multiple of block_tokens (64)"),
+        ("[engine]\nprefill_token_buckets = [100]", "engine.prefill_token_buckets = (100,): expected multiples of "
+         "block_tokens (64)"),
+        ("[engine]\nprefix_token_buckets = [8200]", "engine.prefix_token_buckets = (8200,): expected multiples of "
+         "engine.shard_tokens (256)"),
+        ("[engine]\nprefix_token_buckets = [4096]", "engine.prefix_token_buckets = (4096,): expected a largest one of "
+         "at least max_context_tokens (8192)"),
         ("engines_per_node = 3", "engines_per_node = 3: expected a divisor of model.n_routed_experts (8)"),
     ],
 )  # fmt: skip
