@@ -63,17 +63,6 @@ class AttentionTimeModel:
         """Predicted attention time of `new` tokens after `cached` ones, in all layers."""
         return self.seconds_per_pair * visible_pairs(cached, new)
 
-    def largest_new(self, cached: int, quota_s: float, limit: int) -> int:
-        """The most new tokens, at most `limit`, whose attention fits into `quota_s`; 0 where not one does."""
-        low, high = 0, max(limit, 0)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.seconds(cached, middle) <= quota_s:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
 
 def measure(engine: EngineGroup, layer_groups: Sequence[tuple[int, int]] | None = None) -> AttentionTimeModel:
     """Time a few passes on all engines of a group at once, and fit.
