@@ -68,13 +68,14 @@ def digest(kv: np.ndarray, first_layer: int, first_position: int) -> int:
 
 def choose(total: int, vocab_size: int, position: int, sampling: Sampling, forced: int | None) -> TokenChoice:
     """The token after KV of digest `total`: the greedy one, a drawn one, or the forced one with its log-probability."""
-    best = int(mix(total & (2**64 - 1)) % np.uint64(vocab_size))
+    total %= 2**64
+    best = int(mix(total) % np.uint64(vocab_size))
     token = best
     if sampling.temperature > 0:
         token = int(mix(total ^ sampling.seed ^ position) % np.uint64(vocab_size))
     if forced is not None:
         token = forced
-    logprob = -float(mix((total + token) & (2**64 - 1)) % np.uint64(1024)) / 1024  # exact in float32
+    logprob = -float(mix((total + token) % 2**64) % np.uint64(1024)) / 1024  # exact in float32
     return TokenChoice(token, logprob, (best, (best + 1) % vocab_size), (-0.125, -7.0))
 
 
