@@ -1,8 +1,8 @@
 """What the fake engine must say, worked out anew for every token."""
 
 import numpy as np
-from dualpath_configs import ClusterSpec
 
+from dualpath_configs import ClusterSpec
 from dualpath_jax.engine.base import Sampling
 from dualpath_jax.engine.fake import choose, digest, new_kv
 

@@ -3,13 +3,13 @@
 import asyncio
 
 import pytest
+
 from dualpath_configs import MODES
+from dualpath_jax.engine.base import Sampling
 from dualpath_scheduler import policy
 from dualpath_scheduler.policy import ReadPlan
 from dualpath_scheduler.service import InvalidRequest
 from dualpath_scheduler.service import scheduler_pb2 as pb
-
-from dualpath_jax.engine.base import Sampling
 from tests.cluster.harness import running, small_spec
 from tests.cluster.oracle import expected_tokens, random_prompt
 

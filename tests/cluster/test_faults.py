@@ -1,0 +1,79 @@
+"""Damaged, missing and late blocks: the usable prefix ends there, the rest is recomputed, and the tokens are the same."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from dualpath_scheduler import policy
+from dualpath_scheduler.policy import ReadPlan
+from dualpath_storage.keys import KVIdentity, chain_keys
+from tests.cluster.harness import Cluster, running, small_spec
+from tests.cluster.oracle import expected_tokens, random_prompt
+
+PROMPT = random_prompt(61)  # seven full blocks of eight, and five tokens
+
+
+def _block_file(cluster: Cluster, block: int) -> Path:
+    """The file of a block of PROMPT."""
+    identity: KVIdentity = cluster.nodes["decode-0"].services.engine.identity
+    key = chain_keys(identity.root(), PROMPT, 8)[block]
+    folder = Path(cluster.spec.storage.url.removeprefix("file://"))
+    (file,) = [path for path in folder.rglob("*") if path.is_file() and path.stem == key.hex()]
+    return file
+
+
+def _flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def _truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def _remove(file: Path) -> None:
+    file.unlink()
+
+
+def _swap(file: Path) -> None:
+    other = next(path for path in file.parents[1].rglob(f"*{file.suffix}") if path.is_file() and path != file)
+    file.write_bytes(other.read_bytes())
+
+
+@pytest.mark.parametrize("damage", [_flip, _truncate, _remove, _swap])
+@pytest.mark.parametrize("own", [0, 3, 7])
+@pytest.mark.parametrize("block", [0, 2, 6])
+async def test_a_bad_block_ends_the_usable_prefix(tmp_path, monkeypatch, damage, own, block):
+    monkeypatch.setattr(
+        policy, "read_plan_for", lambda mode: lambda s: ReadPlan(min(own, s.hit_blocks), max(0, s.hit_blocks - own))
+    )
+    spec = small_spec(tmp_path, host_buffer_blocks=32)
+    async with running(spec) as cluster:
+        await cluster.generate(PROMPT, 1)
+        await cluster.quiet()
+        damage(_block_file(cluster, block))
+        hurt = await cluster.generate(PROMPT, 5)
+        await cluster.quiet()
+        healed = await cluster.generate(PROMPT, 5)
+        await cluster.quiet()
+        stats = [node.services.arena.stats for node in cluster.nodes.values()]
+    expected = expected_tokens(spec, PROMPT, 5)
+    assert (hurt.tokens, healed.tokens) == (expected, expected)
+    assert (hurt.hit_tokens, hurt.recomputed_blocks, hurt.attempts) == (8 * block, 7 - block, 1)
+    assert (healed.hit_tokens, healed.recomputed_blocks) == (56, 0)
+    assert [(s.free, s.reserved, s.quarantined) for s in stats] == [(32, 0, 0)] * 2
+
+
+async def test_one_bad_block_hurts_one_request(tmp_path):
+    spec = small_spec(tmp_path)
+    other = random_prompt(80, seed=5)
+    async with running(spec) as cluster:
+        await asyncio.gather(cluster.generate(PROMPT, 1), cluster.generate(other, 1))
+        await cluster.quiet()
+        _flip(_block_file(cluster, 1))
+        hurt, whole = await asyncio.gather(cluster.generate(PROMPT, 5), cluster.generate(other, 5))
+    assert hurt.tokens == expected_tokens(spec, PROMPT, 5)
+    assert whole.tokens == expected_tokens(spec, other, 5)
+    assert (hurt.recomputed_blocks, whole.recomputed_blocks, whole.hit_tokens) == (6, 0, 72)
