@@ -1,6 +1,7 @@
 """The receiving end of one transfer stream: checks every batch, then writes it into registered memory."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterator
 from itertools import groupby
 from typing import final
@@ -14,62 +15,71 @@ from dualpath_jax.transfer.transfer_pb2 import (
     OUTCOME_WRITTEN,
     Frame,
     Outcome,
-    Pieces,
     Reply,
 )
+from dualpath_jax.transfer.transfer_pb2 import Pieces as PieceTable
 
-ACKNOWLEDGE_BYTES = 1024 * 1024
+ACKNOWLEDGE_BYTES = 4 * 1024 * 1024
 """Consumed payload after which the sender hears of it, also in the middle of a batch."""
+
+
+Pieces = list[tuple[Region, int, memoryview]]
+"""What one frame brings: (region, offset in it, data), in order."""
 
 
 @final
 class InboundBatch:
     """What has arrived of one batch, and where its next byte goes."""
 
-    def __init__(self, pieces: Pieces, regions: RegionTable) -> None:
-        """Checks all pieces before any byte of the batch is written. Raises RefusedError, ValueError."""
-        table = [regions.find(*names) for names in zip(pieces.region_id, pieces.generation, strict=True)]
-        columns = zip(pieces.region, pieces.offset_bytes, pieces.size_bytes, strict=True)
-        self._pieces = [(table[index], offset, size) for index, offset, size in columns]
+    def __init__(self, table: PieceTable, regions: RegionTable) -> None:
+        """Checks all pieces before any byte of the batch is written. Raises RefusedError, ValueError, IndexError."""
+        named = [regions.find(*names) for names in zip(table.region_id, table.generation, strict=True)]
+        columns = zip(table.region, table.offset_bytes, table.size_bytes, strict=True)
+        self._pieces = [(named[index], offset, size) for index, offset, size in columns]
         for region, offset, size in self._pieces:
             region.check(offset, size)
-        self._remaining_bytes = sum(pieces.size_bytes)
+        self._remaining_bytes = sum(table.size_bytes)
         self._piece = 0
         self._done_bytes = 0  # of that piece
-        self.frames: asyncio.Queue[memoryview] = asyncio.Queue()  # bounded by the sender's window
+        self.frames: asyncio.Queue[memoryview] = asyncio.Queue()  # at the gate; bounded by the sender's window
+        self.gatekeeper: asyncio.Task[None] | None = None
 
     @property
     def complete(self) -> bool:
         """Whether every byte has been taken."""
         return self._remaining_bytes == 0
 
-    def take(self, payload: memoryview) -> Iterator[tuple[Region, int, memoryview]]:
-        """Cuts a frame's payload at the pieces' ends: (region, offset, data), in order."""
+    def take(self, payload: memoryview) -> Pieces:
+        """Cuts a frame's payload at the pieces' ends. Raises RefusedError for more than was announced."""
         if len(payload) > self._remaining_bytes:
             raise RefusedError(f"{len(payload)} bytes arrived where {self._remaining_bytes} were announced")
         self._remaining_bytes -= len(payload)
-        while payload:
+        taken: Pieces = []
+        start = 0
+        while start < len(payload):
             region, offset, size = self._pieces[self._piece]
-            data = payload[: size - self._done_bytes]
-            yield region, offset + self._done_bytes, data
-            payload = payload[len(data) :]
+            data = payload[start : start + size - self._done_bytes]
+            taken.append((region, offset + self._done_bytes, data))
+            start += len(data)
             self._done_bytes += len(data)
             if self._done_bytes == size:
                 self._piece, self._done_bytes = self._piece + 1, 0
+        return taken
 
 
 @final
 class InboundStream:
-    """Serves one stream. Batches of different engines do not wait for each other; one batch is written in order.
+    """Serves one stream. Memory is written on the event loop, a frame at a time without yielding.
 
-    The sender's window bounds what waits here. Memory is written on the event loop, one frame's share of an engine at
-    a time, so that a region that was closed is not touched any more.
+    Without a gate a frame is written as it is read. With one, each batch has a task that waits at the gate, so that
+    batches of different engines do not wait for each other; the sender's window bounds what waits.
     """
 
     def __init__(self, regions: RegionTable, gate: InboundGate | None) -> None:
         self._regions = regions
         self._gate = gate
-        self._batches: dict[int, tuple[InboundBatch, asyncio.Task[None]]] = {}
+        self._batches: dict[int, InboundBatch] = {}
+        self._gatekeepers: set[asyncio.Task[None]] = set()
         self._replies: asyncio.Queue[Reply] = asyncio.Queue()
         self._consumed_bytes = 0
         self._acknowledged_bytes = 0
@@ -81,7 +91,7 @@ class InboundStream:
             async for message in messages:
                 self._accept(*wire.decode_frame(message))
         finally:
-            tasks = [replier, *(task for _, task in self._batches.values())]
+            tasks = [replier, *self._gatekeepers]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -89,55 +99,77 @@ class InboundStream:
     def _accept(self, frame: Frame, payload: memoryview) -> None:
         if frame.cancel:
             self._forget(frame.batch)
+        elif frame.HasField("pieces"):
+            self._begin(frame, payload)
+        else:
+            self._arrived(frame.batch, payload)
+
+    def _begin(self, frame: Frame, payload: memoryview) -> None:
+        try:
+            batch = InboundBatch(frame.pieces, self._regions)
+        except (RefusedError, ValueError, IndexError) as error:
+            self._consume(len(payload))
+            self._answer(frame.batch, OUTCOME_REFUSED, str(error))
             return
-        if frame.HasField("pieces"):
-            try:
-                batch = InboundBatch(frame.pieces, self._regions)
-            except (RefusedError, ValueError, IndexError) as error:
-                self._consume(len(payload))
-                self._answer(frame.batch, OUTCOME_REFUSED, str(error))
-                return
-            self._batches[frame.batch] = batch, asyncio.create_task(self._write(frame.batch, batch))
-        entry = self._batches.get(frame.batch)
-        if entry is None:  # of a batch that was refused or cancelled
+        self._batches[frame.batch] = batch
+        if self._gate is not None:
+            batch.gatekeeper = asyncio.create_task(self._pass_gate(frame.batch, batch, self._gate))
+            self._gatekeepers.add(batch.gatekeeper)
+            batch.gatekeeper.add_done_callback(self._gatekeepers.discard)
+        self._arrived(frame.batch, payload)
+
+    def _arrived(self, number: int, payload: memoryview) -> None:
+        batch = self._batches.get(number)
+        if batch is None:  # refused or cancelled
+            self._consume(len(payload))
+        elif batch.gatekeeper is None:
+            with self._refusing(number):
+                self._write(number, batch, batch.take(payload))
             self._consume(len(payload))
         else:
-            entry[0].frames.put_nowait(payload)
+            batch.frames.put_nowait(payload)
+
+    async def _pass_gate(self, number: int, batch: InboundBatch, gate: InboundGate) -> None:
+        with self._refusing(number):
+            while not batch.complete:
+                payload = await batch.frames.get()
+                try:
+                    pieces = batch.take(payload)
+                    for engine, share in groupby(pieces, key=lambda piece: piece[0].engine):
+                        await gate(engine, sum(len(data) for _, _, data in share))
+                    self._write(number, batch, pieces)
+                finally:
+                    self._consume(len(payload))
+
+    def _write(self, number: int, batch: InboundBatch, pieces: Pieces) -> None:
+        for region, offset, data in pieces:
+            region.write(offset, data)
+        if batch.complete:
+            del self._batches[number]
+            self._answer(number, OUTCOME_WRITTEN, "")
+
+    @contextlib.contextmanager
+    def _refusing(self, number: int) -> Iterator[None]:
+        """Whatever goes wrong with a batch, its sender must hear of it rather than wait for the deadline."""
+        try:
+            yield
+        except RefusedError as error:
+            self._drop(number)
+            self._answer(number, OUTCOME_REFUSED, str(error))
+        except Exception as error:
+            self._drop(number)
+            self._answer(number, OUTCOME_REFUSED, f"{type(error).__name__}: {error}")
 
     def _forget(self, number: int) -> None:
-        entry = self._batches.pop(number, None)
-        if entry is not None:
-            batch, task = entry
-            task.cancel()
-            self._discard(batch)
+        batch = self._drop(number)
+        if batch is not None and batch.gatekeeper is not None:
+            batch.gatekeeper.cancel()
 
-    def _discard(self, batch: InboundBatch) -> None:
-        while not batch.frames.empty():
+    def _drop(self, number: int) -> InboundBatch | None:
+        batch = self._batches.pop(number, None)
+        while batch is not None and not batch.frames.empty():
             self._consume(len(batch.frames.get_nowait()))
-
-    async def _write(self, number: int, batch: InboundBatch) -> None:
-        outcome, detail = OUTCOME_WRITTEN, ""
-        try:
-            while not batch.complete:
-                await self._write_frame(batch, await batch.frames.get())
-        except RefusedError as error:
-            outcome, detail = OUTCOME_REFUSED, str(error)
-        except Exception as error:  # whatever it is, the sender must not wait for its deadline
-            outcome, detail = OUTCOME_REFUSED, f"{type(error).__name__}: {error}"
-        del self._batches[number]
-        self._discard(batch)
-        self._answer(number, outcome, detail)
-
-    async def _write_frame(self, batch: InboundBatch, payload: memoryview) -> None:
-        try:
-            for engine, pieces in groupby(list(batch.take(payload)), key=lambda piece: piece[0].engine):
-                share = list(pieces)
-                if self._gate is not None:
-                    await self._gate(engine, sum(len(data) for _, _, data in share))
-                for region, offset, data in share:
-                    region.write(offset, data)
-        finally:
-            self._consume(len(payload))
+        return batch
 
     def _consume(self, size_bytes: int) -> None:
         self._consumed_bytes += size_bytes

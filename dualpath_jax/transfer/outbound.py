@@ -13,7 +13,7 @@ from dualpath_jax.transfer import wire
 from dualpath_jax.transfer.base import Failure, RegionWrite, TransferError
 from dualpath_jax.transfer.transfer_pb2 import OUTCOME_REFUSED, OUTCOME_WRITTEN, Frame
 
-WINDOW_BYTES = 8 * 1024 * 1024
+WINDOW_BYTES = 16 * 1024 * 1024
 """Payload of one stream that may be on its way or wait in the receiver's memory."""
 
 SILENCE_S = 2.0
