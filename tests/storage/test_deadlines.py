@@ -131,7 +131,7 @@ async def test_a_cancelled_read_waits_for_its_threads(store: PosixStore) -> None
     task = asyncio.create_task(
         store.get([block.read(slot) for block, slot in zip(blocks, slots, strict=True)], deadline_s=20)
     )
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(DEADLINE_S / 2)
     for _ in range(2):
         task.cancel()
         await asyncio.sleep(0.05)
@@ -149,7 +149,7 @@ async def test_a_cancelled_read_ends_at_its_deadline(store: PosixStore) -> None:
     await put_all(store, blocks)
     fifo = Fifo(store, blocks[0])
     task = asyncio.create_task(store.get([block.read() for block in blocks], deadline_s=DEADLINE_S))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(DEADLINE_S / 2)
     task.cancel()
     results = await asyncio.wait_for(task, 5)
     assert [result.status.value for result in results] == ["timed_out", "ok"]
@@ -162,7 +162,8 @@ async def test_a_cancelled_read_ends_at_its_deadline(store: PosixStore) -> None:
 async def test_a_cancelled_write_publishes_nothing(store: PosixStore, held_writes: threading.Event) -> None:
     blocks = chain(5)
     task = asyncio.create_task(store.put([block.write() for block in blocks], deadline_s=20))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(DEADLINE_S / 2)
+    assert len(parts(store)) == 2
     task.cancel()
     await asyncio.sleep(0.05)
     assert not task.done(), "threads still read the caller's data"
