@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from dualpath_storage import BlockRead, BlockWrite, KVIdentity, KVLayout, chain_
 from dualpath_storage.block_format import HEADER_BYTES
 from dualpath_storage.medium_store import MediumStore
 
+REPOSITORY = Path(__file__).parents[2]
 LAYOUT = KVLayout.mla(layers=3, latent=12, rope=4, dtype="uint8", block_tokens=4)
 OTHER_LAYOUT = KVLayout.mla(layers=3, latent=8, rope=8, dtype="uint8", block_tokens=4)
 FILE_BYTES = HEADER_BYTES + LAYOUT.block_bytes

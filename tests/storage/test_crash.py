@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from dualpath_storage import PosixStore
-from tests.storage.blocks import LAYOUT, chain, statuses
+from tests.storage.blocks import LAYOUT, REPOSITORY, chain, statuses
 
 
 def kill_a_writer(root: Path, seed: int, after_s: float) -> set[str]:
     """Start a writer, kill it a while after its first block, return the keys that it had reported."""
     command = [sys.executable, "-m", "tests.storage.writer", str(root), str(seed)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         timer = threading.Timer(after_s, process.kill)
         try:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dualpath_storage import FaultyStore, MemoryStore, PosixStore, StoreError, open_store
-from tests.storage.blocks import LAYOUT, chain, put_all, statuses
+from tests.storage.blocks import LAYOUT, REPOSITORY, chain, put_all, statuses
 
-README = Path(__file__).parents[2] / "storage" / "README.md"
+README = REPOSITORY / "storage" / "README.md"
 
 
 async def test_a_file_url_names_a_folder(tmp_path: Path) -> None:

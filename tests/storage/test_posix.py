@@ -12,7 +12,7 @@ import pytest
 
 from dualpath_storage import BlockResult, BlockWrite, PosixStore, StoreError
 from dualpath_storage.posix_folder import PosixFolder
-from tests.storage.blocks import LAYOUT, OTHER_LAYOUT, chain, overwrite, put_all, statuses
+from tests.storage.blocks import LAYOUT, OTHER_LAYOUT, REPOSITORY, chain, overwrite, put_all, statuses
 
 
 @pytest.fixture
@@ -305,7 +305,8 @@ def test_a_full_file_system_loses_only_what_it_had_no_room_for(tmp_path: Path) -
     if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, timeout=60).returncode:
         pytest.skip("this machine does not let us mount a small tmpfs")
     command = f'{mount} && exec "$0" -c "$1" {tmp_path}/store'
-    subprocess.run(["unshare", "-rm", "sh", "-c", command, sys.executable, TMPFS_SCRIPT], check=True, timeout=60)
+    arguments = ["unshare", "-rm", "sh", "-c", command, sys.executable, TMPFS_SCRIPT]
+    subprocess.run(arguments, cwd=REPOSITORY, check=True, timeout=60)
 
 
 async def test_data_must_not_be_read_after_the_result(root: Path) -> None:
