@@ -96,17 +96,17 @@ class Case:
         key_up, value_up = self.up()
         return jnp.einsum("sc,chn->shn", latent, key_up), jnp.einsum("sc,chv->shv", latent, value_up)
 
-    @cache
-    def view(self, absorbed: bool) -> KVView:
-        """One object for equal cases, so that they share a compilation."""
-        if absorbed:
-            return latent_view(self.dtype, self.sizes.latent)
-        return expanded_view(self.dtype, self.sizes.latent, self.sizes.value, self.expand)
-
     def expanded(self, kv: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         key, value = (np.array(x) for x in self.expand(jnp.asarray(kv[:, : self.sizes.latent])))
         rope = np.broadcast_to(kv[:, None, self.sizes.latent :], (*key.shape[:2], self.sizes.rope))
         return np.concatenate([key, rope], -1), value
+
+
+@cache
+def view_of(case: Case, absorbed: bool) -> KVView:
+    """One object for equal cases, so that they share a compilation."""
+    s = case.sizes
+    return latent_view(case.dtype, s.latent) if absorbed else expanded_view(case.dtype, s.latent, s.value, case.expand)
 
 
 def check(case: Case, chunks: list[Chunk], absorbed: bool) -> None:
@@ -117,7 +117,7 @@ def check(case: Case, chunks: list[Chunk], absorbed: bool) -> None:
     for i, chunk in enumerate(chunks):
         stage[chunk.stage : chunk.stage + chunk.prefix] = case.kv(10 + i, chunk.prefix)
     key_up, value_up = case.up()
-    queries, view = np.einsum("thn,chn->thc", nope, key_up) if absorbed else nope, case.view(absorbed)
+    queries, view = np.einsum("thn,chn->thc", nope, key_up) if absorbed else nope, view_of(case, absorbed)
     joined = jnp.asarray(np.concatenate([queries, rope], -1))
     got = np.array(core(joined, words(stage, case.dtype), words(new, case.dtype), tiles_of(chunks), view))
     assert np.isfinite(got).all()
