@@ -5,6 +5,7 @@ import pytest
 from dualpath_scheduler.service import UnknownIncarnation
 from dualpath_scheduler.service import scheduler_pb2 as pb
 from tests.service.support import World, events, make_spec, prompt, tokens
+from tests.service.test_state_life import publish
 
 TWO_BY_TWO = ["prefill-0", "prefill-1", "decode-0", "decode-1"]
 
@@ -87,6 +88,8 @@ def test_reports_of_an_older_attempt_are_dropped() -> None:
     assert events(request) == ([], None)
     world.say("prefill-0", again, 53)
     assert events(request) == ([], None), "prefill-0 has no part in attempt 2"
+    world.say("prefill-1", again, 7)
+    assert events(request) == ([7], None)
 
 
 def test_a_new_incarnation_forgets_the_old_one() -> None:
@@ -149,6 +152,17 @@ def test_a_retry_stands_in_front_of_what_came_later() -> None:
     world.poll("decode-0")
     ids = [a.request_id for a in world.collect("decode-0").assignments]
     assert ids == [first.id, later[0].id]
+
+
+def test_a_retry_finds_what_the_first_attempt_has_stored() -> None:
+    world = World(nodes=TWO_BY_TWO)
+    _, assignment = world.start(prompt(10, max_tokens=5))
+    world.say("prefill-0", assignment, 11)
+    world.say("decode-0", assignment, 12, 13)
+    publish(world, [*tokens(10), 11, 12])
+    world.later(4.5, "prefill-0", "prefill-1", "decode-1")
+    again = world.dispatch("prefill-0", "decode-1")
+    assert again.prefill_side_blocks + again.decode_side_blocks == 3
 
 
 def test_after_the_last_attempt_the_request_fails_with_the_reason() -> None:

@@ -199,6 +199,28 @@ def test_serials_grow_over_assignments_and_cancellations() -> None:
     assert 0 < one.serial < cancellation.serial < two.serial
 
 
+def test_serials_grow_over_lives_of_the_node_and_of_the_scheduler() -> None:
+    world = World()
+    _, first = world.start()
+    world.now += 1
+    world.register("prefill-0")
+    second = world.dispatch()
+    successor = World()
+    successor.now = world.now + 1
+    successor.register("prefill-0")
+    _, third = successor.start()
+    assert first.serial < second.serial < third.serial
+
+
+def test_a_poll_that_was_dropped_gets_nothing_assigned() -> None:
+    world = World()
+    world.poll("prefill-0")
+    world.state.drop_poll(world.polls["prefill-0"])
+    world.submit()
+    world.poll("decode-0")
+    assert not world.collect("decode-0").assignments
+
+
 def test_requests_without_an_id_get_one_of_their_own() -> None:
     world = World()
     ids = {world.submit().id for _ in range(3)}

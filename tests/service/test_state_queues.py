@@ -48,7 +48,7 @@ def test_a_report_that_was_overtaken_is_ignored() -> None:
     world = World()
     _, assignment = world.start(prompt(10))
     world.report("prefill-0", queues=queues((1, 10, 0), (0, 0, 0), seen=assignment.serial))
-    world.report("prefill-0", queues=queues((0, 0, 0), (0, 5, 0), seen=assignment.serial - 1))
+    world.report("prefill-0", queues=queues((0, 0, 0), (0, 50, 0), seen=assignment.serial - 1))
     _, assignment = world.start(prompt(2))
     assert assignment.prefill_engine == 1
 

@@ -94,8 +94,7 @@ class Registry:
         self._deaths.move_to_end(info.node_id)
         if len(self._deaths) > _REMEMBERED_DEATHS:
             self._deaths.popitem(last=False)
-        if not self.live(info.role):
-            self._absent_since_s[info.role] = now
+        self._absent_since_s[info.role] = now
         node.gone = text
         node.wake()
         return death
