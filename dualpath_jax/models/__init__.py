@@ -1,5 +1,6 @@
 """The DeepSeek-V3-style decoder in Flax: the only place that knows Flax."""
 
+from dualpath_jax.models.agreement import ROUTING_NOISE, agreement_epsilon
 from dualpath_jax.models.checkpoint import restore, save
 from dualpath_jax.models.decoder import Decoder, DecoderLayer
 from dualpath_jax.models.feed_forward import DenseFFN, MoE
@@ -16,12 +17,13 @@ from dualpath_jax.models.parameters import (
     seed_weights_id,
     shardings,
 )
-from dualpath_jax.models.reference import reference_logits, reference_logprobs
+from dualpath_jax.models.reference import reference_logits, reference_logprobs, reference_routing_margins
 from dualpath_jax.models.tensor_files import CheckpointError
 
 __all__ = [
     "ENGINE_AXIS",
     "MLA",
+    "ROUTING_NOISE",
     "CheckpointError",
     "Decoder",
     "DecoderLayer",
@@ -29,6 +31,7 @@ __all__ = [
     "MoE",
     "RMSNorm",
     "Structure",
+    "agreement_epsilon",
     "flatten",
     "kv_layout",
     "load_hugging_face",
@@ -37,6 +40,7 @@ __all__ = [
     "partition_specs",
     "reference_logits",
     "reference_logprobs",
+    "reference_routing_margins",
     "restore",
     "round_kv",
     "save",

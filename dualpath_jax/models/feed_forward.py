@@ -57,10 +57,13 @@ class MoE(nnx.Module):
                 routed = jax.lax.psum_scatter(partial, axis, scatter_dimension=0, tiled=True)
         return routed if self.shared is None else routed + self.shared(x_TD)
 
+    def router_logits(self, x_TD: jax.Array) -> jax.Array:
+        """Of normed inputs, float32 `[T, n_routed_experts]`."""
+        return jnp.matmul(x_TD.astype(jnp.float32), self.router[...].astype(jnp.float32), precision="highest")
+
     def _local_experts(self, x_TD: jax.Array, first: jax.Array | int) -> jax.Array:
         """What experts `[first, first + local)` add to each token."""
-        logits = jnp.matmul(x_TD.astype(jnp.float32), self.router[...].astype(jnp.float32), precision="highest")
-        weights, chosen = route(logits, self.router_bias[...], self.spec)
+        weights, chosen = route(self.router_logits(x_TD), self.router_bias[...], self.spec)
         arrays = self.gate[...], self.up[...], self.down[...]
         dense = prefers_dense(x_TD.shape[0], chosen.shape[1], arrays[0].shape[0])
         return (experts_dense if dense else experts_grouped)(x_TD, weights, chosen - first, arrays)

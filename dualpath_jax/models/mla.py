@@ -21,7 +21,7 @@ from dualpath_jax.models.rope import rotate, softmax_scale
 LATENT_NORM_EPS = 1e-6
 """The norms of the compressed queries and keys do not follow `rms_norm_eps` in DeepSeek's reference."""
 
-QUERY_GAIN = 3.0
+QUERY_GAIN = 2.0
 """Queries drawn from a seed: scores vary enough that attention picks a few tokens, however long the context."""
 
 

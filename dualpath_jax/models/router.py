@@ -20,11 +20,33 @@ def route(logits_TE: jax.Array, bias_E: jax.Array, spec: ModelSpec) -> tuple[jax
     return weights * spec.routed_scaling_factor, chosen
 
 
+def routing_margin(logits_TE: jax.Array, bias_E: jax.Array, spec: ModelSpec) -> jax.Array:
+    """How far each token is from other experts: by how much a biased score would have to move, float32 `[T]`.
+
+    Infinite where no other choice exists.
+    """
+    biased = jax.nn.sigmoid(logits_TE.astype(jnp.float32)) + bias_E[None, :]
+    among_experts = _gap(_only_best_groups(biased, spec), spec.num_experts_per_tok)
+    return jnp.minimum(among_experts, _gap(_group_scores(biased, spec), spec.topk_group))
+
+
+def _gap(scores_TN: jax.Array, kept: int) -> jax.Array:
+    """Between the last score that is kept and the first that is not."""
+    if kept == scores_TN.shape[-1]:
+        return jnp.full(scores_TN.shape[0], jnp.inf)
+    best = jax.lax.top_k(scores_TN, kept + 1)[0]
+    return best[:, kept - 1] - best[:, kept]
+
+
+def _group_scores(biased_TE: jax.Array, spec: ModelSpec) -> jax.Array:
+    """Of each group the sum of its two best, `[T, n_group]`."""
+    grouped = biased_TE.reshape(biased_TE.shape[0], spec.n_group, -1)
+    return jnp.sum(jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0], axis=-1)
+
+
 def _only_best_groups(biased_TE: jax.Array, spec: ModelSpec) -> jax.Array:
     """The scores of the best groups; the others are minus infinity (0 would beat a negative biased score)."""
-    tokens, experts = biased_TE.shape
-    grouped = biased_TE.reshape(tokens, spec.n_group, experts // spec.n_group)
-    best_two = jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0]
-    kept = jax.lax.top_k(jnp.sum(best_two, axis=-1), spec.topk_group)[1]
-    keep = jnp.any(kept[:, :, None] == jnp.arange(spec.n_group)[None, None, :], axis=1)
-    return jnp.where(keep[:, :, None], grouped, -jnp.inf).reshape(tokens, experts)
+    kept = jax.lax.top_k(_group_scores(biased_TE, spec), spec.topk_group)[1]
+    keep_TG = jnp.any(kept[:, :, None] == jnp.arange(spec.n_group)[None, None, :], axis=1)
+    keep_TE = jnp.repeat(keep_TG, spec.n_routed_experts // spec.n_group, axis=1)
+    return jnp.where(keep_TE, biased_TE, -jnp.inf)

@@ -22,7 +22,7 @@ from dualpath_jax.models import (
 )
 
 # Of seed 7 and the spec below. It changes only when the way to draw weights does, and `seed_weights_id` with it.
-DIGEST = "4b0374e2cdaf726f391765cee0f809bff661f710c9285c386f82d590361ada73"
+DIGEST = "6ec694846a423f119530546b02ba9b60cbcb4e58ca8faf59af8a1c4a578b1f67"
 
 
 def engines(count):
