@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from dualpath_configs import MODES
 from dualpath_scheduler.service import NodeClient, SchedulerClient, SchedulerServer, SchedulerUnavailable
 from dualpath_scheduler.service import scheduler_pb2 as pb
 from tests.service.support import ScriptedNode, expected, make_spec, node_info, prompt, said
@@ -111,7 +112,7 @@ async def test_a_scheduler_that_comes_back_hears_of_blocks_but_not_of_old_attemp
     node = await joined(address, "decode-0", on_forgotten=lambda: forgotten.append("decode-0"))
     node._received = 2**63  # as if the first scheduler's clock had been far ahead
     await server.close()
-    server = SchedulerServer(make_spec(), bind=address)
+    server = SchedulerServer(make_spec(mode=MODES["basic"]), bind=address)
     await server.start()
     users = SchedulerClient(address)
 
@@ -125,6 +126,8 @@ async def test_a_scheduler_that_comes_back_hears_of_blocks_but_not_of_old_attemp
 
     async with ScriptedNode(address, "prefill-0", hold=True):
         generation = asyncio.create_task(_collect(users, prompt(request_id="mine")))
+        while not (await users.describe()).running_requests:
+            pass
         (assignment,) = (await node.fetch(pb.QueueReport(), max_wait_s=5)).assignments
         assert assignment.request_id == "mine"
         generation.cancel()

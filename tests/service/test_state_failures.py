@@ -2,6 +2,7 @@
 
 import pytest
 
+from dualpath_configs import MODES
 from dualpath_scheduler.service import UnknownIncarnation
 from dualpath_scheduler.service import scheduler_pb2 as pb
 from tests.service.support import World, events, make_spec, prompt, tokens
@@ -170,11 +171,58 @@ def test_after_the_last_attempt_the_request_fails_with_the_reason() -> None:
     request, assignment = world.start()
     world.say("decode-0", assignment, error="no pages")
     assert events(request) == ([], None)
+    world.later(4.0, "prefill-0", "decode-0")
     again = world.dispatch()
     world.say("decode-0", again, error="no pages")
     assert failure(request) == f"request {request.id} failed: attempt 2 of 2: node decode-0: no pages"
     (cancellation,) = world.fetch("prefill-0").cancellations
     assert cancellation.attempt == 2
+
+
+def test_the_last_attempt_waits_until_a_dead_node_would_be_known() -> None:
+    """Errors that a dead node causes at its peers come at once, and must not use up all attempts within its lease."""
+    world = World(make_spec(max_attempts=3))
+    request, assignment = world.start()
+    world.say("prefill-0", assignment, error="the peer refuses")
+    again = world.dispatch()
+    world.say("prefill-0", again, error="the peer refuses")
+    world.poll("prefill-0")
+    world.poll("decode-0")
+    assert not world.collect("prefill-0").assignments
+    assert not world.collect("decode-0").assignments
+    assert world.state.describe().running_requests == 1
+    world.later(4.0, "prefill-0", "decode-0")
+    assert world.dispatch().request_id == request.id
+
+
+def test_a_resting_request_can_be_cancelled() -> None:
+    world = World(make_spec(max_attempts=2))
+    request, assignment = world.start()
+    world.say("prefill-0", assignment, error="the peer refuses")
+    world.state.cancel(request, "enough", world.now)
+    world.later(9.0, "prefill-0", "decode-0")
+    assert not world.fetch("prefill-0").assignments
+    assert not world.state._lifecycle._resting
+
+
+@pytest.mark.parametrize("mode", ["basic", "dualpath"])
+def test_a_node_that_hung_up_gets_nothing_until_it_polls_again(mode: str) -> None:
+    world = World(make_spec(mode=MODES[mode]), nodes=TWO_BY_TWO)
+    for name in ("prefill-0", "decode-0"):
+        world.poll(name)
+        world.state.drop_poll(world.polls.pop(name))
+    for _ in range(3):
+        world.submit()
+    world.poll("prefill-1")
+    assert len(world.fetch("decode-1").assignments) == 3
+    assert len(world.collect("prefill-1").assignments) == 3
+    world.fetch("prefill-0")
+    assert not world.fetch("decode-0").assignments
+    for _ in range(4):
+        world.submit()
+    world.poll("prefill-0")
+    world.poll("decode-0")
+    assert world.collect("decode-0").assignments
 
 
 def test_a_fatal_error_is_not_retried() -> None:

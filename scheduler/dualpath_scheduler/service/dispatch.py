@@ -20,7 +20,7 @@ class Dispatcher:
     """The queues. A request waits for a prefill engine, then for a decode engine, and then it is assigned to both.
 
     With `scheduling` on, a prefill group gets work when it fetches, and so does a decode group from its own queue, to
-    which phase 1 has drained the global one. With it off, requests are dealt to all live engines in turn.
+    which phase 1 has drained the global one. With it off, requests are dealt to all reachable engines in turn.
     """
 
     def __init__(self, spec: ClusterSpec, registry: Registry, index: PrefixIndex) -> None:
@@ -63,9 +63,9 @@ class Dispatcher:
             self._place_in_turn(wall_s)
 
     def _place_by_policy(self, wall_s: float) -> None:
-        groups = [node for node in self._registry.live(pb.ROLE_PREFILL) if node.fetching]
+        groups = [node for node in self._registry.reachable(pb.ROLE_PREFILL) if node.fetching]
         self._take_prefill(policy.assign_prefill(self._prompts(), self._snapshots(groups)))
-        groups = self._registry.live(pb.ROLE_DECODE)
+        groups = self._registry.reachable(pb.ROLE_DECODE)
         fetching = [node for node in groups if node.fetching]
         if not fetching:
             return
@@ -83,7 +83,7 @@ class Dispatcher:
         self._take_decode(self._deal(pb.ROLE_DECODE, self._rooms(self._for_decode)), wall_s)
 
     def _deal(self, role: pb.Role, waiting: Iterable[WaitingRequest]) -> list[Placement]:
-        nodes = self._snapshots(self._registry.live(role))
+        nodes = self._snapshots(self._registry.reachable(role))
         needs_room = role == pb.ROLE_DECODE
         placements, self._turns[role] = policy.assign_in_turn(waiting, nodes, self._turns[role], needs_room=needs_room)
         return placements

@@ -29,6 +29,7 @@ class Lifecycle:
         self._dispatcher = dispatcher
         self._epoch_s = epoch_s
         self._requests: dict[str, Request] = {}
+        self._resting: dict[Request, float] = {}
         self._submitted = 0
 
     def __len__(self) -> int:
@@ -60,7 +61,9 @@ class Lifecycle:
         else:
             return
         if progress.error:
-            self._attempt_failed(request, f"node {node.info.node_id}: {progress.error}", now, fatal=progress.fatal)
+            reason = f"node {node.info.node_id}: {progress.error}"
+            rest_s = self._scheduling.lease_s
+            self._attempt_failed(request, reason, now, rest_s=rest_s, fatal=progress.fatal)
         elif attempt.finished:
             self._end(request, now)
 
@@ -71,7 +74,7 @@ class Lifecycle:
             if request.attempt is not None:
                 lost_prefill = _sits(request.attempt.prefill, node) and request.attempt.needs_prefill_node
                 if lost_prefill or _sits(request.attempt.decode, node):
-                    self._attempt_failed(request, death.text, now)
+                    self._attempt_failed(request, death.text, now, rest_s=0.0)
             elif request.prefill is not None and _sits(request.prefill, node):
                 self._restart(request, request.work, now)
 
@@ -80,6 +83,12 @@ class Lifecycle:
         if not request.done:
             self._tell_nodes(request, reason)
             self._end(request, now, error=reason, cancelled=True)
+
+    def resume_rested(self, now: float) -> None:
+        """Queues the requests whose rest before the last attempt is over."""
+        for request in [request for request, until_s in self._resting.items() if now >= until_s]:
+            del self._resting[request]
+            self._dispatcher.add(request)
 
     def fail_overdue(self, now: float) -> None:
         """Ends what is over its deadline, and what has waited too long for a role of which no node lives."""
@@ -110,21 +119,26 @@ class Lifecycle:
                 self._fail(request, f"{text}; waited {waited_s:.1f} s for one", now)
                 return
 
-    def _attempt_failed(self, request: Request, reason: str, now: float, *, fatal: bool = False) -> None:
+    def _attempt_failed(self, request: Request, reason: str, now: float, *, rest_s: float, fatal: bool = False) -> None:
+        """Begins the next attempt; the last one only after `rest_s`, so that a node that died is known to be dead."""
+        most = self._scheduling.max_attempts
         rest = remaining(request.message, request.emitted)
         if rest is None:
             self._tell_nodes(request, "all tokens are out")
             self._end(request, now)
-        elif fatal or request.attempts >= self._scheduling.max_attempts:
-            self._fail(request, f"attempt {request.attempts} of {self._scheduling.max_attempts}: {reason}", now)
+        elif fatal or request.attempts >= most:
+            self._fail(request, f"attempt {request.attempts} of {most}: {reason}", now)
         else:
             self._tell_nodes(request, reason)
-            self._restart(request, rest, now)
+            self._restart(request, rest, now, rest_s=rest_s if request.attempts == most - 1 else 0.0)
 
-    def _restart(self, request: Request, work: pb.GenerateRequest, now: float) -> None:
+    def _restart(self, request: Request, work: pb.GenerateRequest, now: float, *, rest_s: float = 0.0) -> None:
         self._dispatcher.remove(request)
         request.requeue(work, now)
-        self._dispatcher.add(request)
+        if rest_s:
+            self._resting[request] = now + rest_s
+        else:
+            self._dispatcher.add(request)
 
     def _fail(self, request: Request, reason: str, now: float) -> None:
         self._tell_nodes(request, reason)
@@ -132,6 +146,7 @@ class Lifecycle:
 
     def _end(self, request: Request, now: float, *, error: str = "", cancelled: bool = False) -> None:
         del self._requests[request.id]
+        self._resting.pop(request, None)
         self._dispatcher.remove(request)
         arrival_wall_s = self._epoch_s + request.arrival_s
         request.end(self._epoch_s + now, arrival_wall_s=arrival_wall_s, error=error, cancelled=cancelled)

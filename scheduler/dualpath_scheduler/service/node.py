@@ -40,7 +40,11 @@ class Poll:
 
 @final
 class Node:
-    """One incarnation of a registered node."""
+    """One incarnation of a registered node.
+
+    `hung_up` is set where a poll ended without an answer, as when the process is killed, and cleared by the next poll:
+    such a node is likely dead, though its lease is not over.
+    """
 
     def __init__(self, info: pb.NodeInfo, scheduling: SchedulingSpec, *, now: float, last_serial: int) -> None:
         self.info = info
@@ -50,6 +54,7 @@ class Node:
         self.queue = Fifo()
         self.promises: dict[str, Promise] = {}
         self.poll: Poll | None = None
+        self.hung_up = False
         self._scheduling = scheduling
         self._queues = pb.QueueReport()
         self._last_report = 0

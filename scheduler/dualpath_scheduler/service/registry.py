@@ -44,6 +44,10 @@ class Registry:
         nodes = [node for node in self._nodes.values() if role in (None, node.info.role)]
         return sorted(nodes, key=lambda node: node.info.node_id)
 
+    def reachable(self, role: pb.Role) -> list[Node]:
+        """Nodes of a role that live and have not hung up, by node id: those that may be given work."""
+        return [node for node in self.live(role) if not node.hung_up]
+
     def get(self, node_id: str, incarnation: int) -> Node | None:
         """This very life of a node, if it lives."""
         node = self._nodes.get(node_id)

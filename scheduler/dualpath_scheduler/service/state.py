@@ -68,6 +68,7 @@ class SchedulerState:
             node.accept_queues(message.queues)
         node.wake()
         node.poll = Poll(node, wake)
+        node.hung_up = False
         self._run(now)
         return node.poll
 
@@ -81,9 +82,10 @@ class SchedulerState:
         return poll.node.outbox.take()
 
     def drop_poll(self, poll: Poll) -> None:
-        """The caller of a poll has gone away; what waits for the node goes on waiting."""
+        """The caller of a poll has gone away; nothing new is given to its node before it polls again."""
         if poll.node.poll is poll:
             poll.node.poll = None
+            poll.node.hung_up = True
 
     def report(self, message: pb.ReportRequest, now: float) -> None:
         """Takes a node's queues, progress and blocks. Renews the lease. Raises UnknownIncarnation."""
@@ -117,6 +119,7 @@ class SchedulerState:
             lease_s = self._spec.scheduling.lease_s
             self._bury(node, f"silent for {now - node.heard_s:.1f} s, its lease is {lease_s:g} s", now)
         self._lifecycle.fail_overdue(now)
+        self._lifecycle.resume_rested(now)
         self._run(now)
 
     def close(self, reason: str, now: float) -> None:
