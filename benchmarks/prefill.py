@@ -1,6 +1,6 @@
-"""Times of the Flax engine on CPU devices: an agent's turn in prefill, and a decode step.
+"""Times of the Flax engine of a preset on CPU devices: start-up, an agent's turn in prefill, and a decode step.
 
-    python benchmarks/prefill.py [--cached=4096] [--new=64] [--layers_per_group=2]
+    python benchmarks/prefill.py [--config=local_1p1d] [--cached=4096] [--new=64] [--layers_per_group=2]
 
 Prints one line a measurement: the fastest of several runs, and the rate of attention's own operations.
 """
@@ -17,35 +17,18 @@ os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count={ENG
 
 import numpy as np  # noqa: E402
 
-from dualpath_configs import ClusterSpec, EngineSpec, ModelSpec  # noqa: E402
+from dualpath_configs import load_cluster  # noqa: E402
 from dualpath_jax.engine.base import DecodeRequest, PrefillChunk, Sampling  # noqa: E402
 from dualpath_jax.engine.flax_engine import FlaxEngineGroup  # noqa: E402
 from dualpath_jax.engine.flax_layers import query_tile_tokens  # noqa: E402
 from dualpath_jax.models.attention_cost import attention_flops  # noqa: E402
 
+CONFIG = flags.DEFINE_string("config", "local_1p1d", "Preset or TOML file.")
 CACHED = flags.DEFINE_integer("cached", 4096, "Tokens of stored prefix on each engine.")
 NEW = flags.DEFINE_integer("new", 64, "New tokens on each engine.")
 LAYERS_PER_GROUP = flags.DEFINE_integer("layers_per_group", 2, "Layers of a layer group.")
 DECODE_TOKENS = flags.DEFINE_integer("decode_tokens", 3000, "Context of each decode slot.")
 REPEATS = flags.DEFINE_integer("repeats", 5, "Runs of each measurement.")
-
-MODEL = ModelSpec(
-    vocab_size=2048,
-    hidden_size=256,
-    num_hidden_layers=8,
-    first_k_dense_replace=1,
-    intermediate_size=512,
-    num_attention_heads=4,
-    kv_lora_rank=96,
-    qk_nope_head_dim=32,
-    qk_rope_head_dim=32,
-    v_head_dim=32,
-    n_routed_experts=8,
-    num_experts_per_tok=2,
-    moe_intermediate_size=128,
-    max_position_embeddings=8192,
-)
-"""The shape of the preset local_1p1d."""
 
 
 def fastest_s(run: Callable[[], object], repeats: int) -> float:
@@ -59,13 +42,16 @@ def fastest_s(run: Callable[[], object], repeats: int) -> float:
     return min(times)
 
 
+def layer_groups(layers: int) -> list[tuple[int, int]]:
+    """`[first, last)` of each group of `--layers_per_group`."""
+    size = LAYERS_PER_GROUP.value
+    return [(first, min(first + size, layers)) for first in range(0, layers, size)]
+
+
 def prefill(engine: FlaxEngineGroup) -> None:
     """One pass: the same chunk on every engine."""
-    groups = [
-        (first, min(first + LAYERS_PER_GROUP.value, MODEL.num_hidden_layers))
-        for first in range(0, MODEL.num_hidden_layers, LAYERS_PER_GROUP.value)
-    ]
-    tokens = np.random.default_rng(0).integers(0, MODEL.vocab_size, NEW.value)
+    model, groups = engine.spec.model, layer_groups(engine.layout.layers)
+    tokens = np.random.default_rng(0).integers(0, model.vocab_size, NEW.value)
     chunks = [PrefillChunk("benchmark", e, tokens, CACHED.value, Sampling()) for e in range(ENGINES)]
     pass_ = engine.plan_prefill(chunks)
     stage = engine.new_stage(LAYERS_PER_GROUP.value)
@@ -78,10 +64,10 @@ def prefill(engine: FlaxEngineGroup) -> None:
 
     seconds = fastest_s(run, REPEATS.value)
     tile = query_tile_tokens(min(b for b in engine.spec.engine.prefill_token_buckets if b >= NEW.value))
-    flops = ENGINES * attention_flops(MODEL, CACHED.value, NEW.value, tile)
+    flops = ENGINES * attention_flops(model, CACHED.value, NEW.value, tile)
     print(
-        f"prefill {NEW.value} new after {CACHED.value} cached tokens on each of {ENGINES} engines: {seconds * 1e3:.1f} ms, "
-        f"attention {flops / 1e9:.2f} GFLOP ({flops / seconds / 1e9:.0f} GFLOP/s of the whole pass)"
+        f"prefill, {NEW.value} new after {CACHED.value} cached tokens on each of {ENGINES} engines: "
+        f"{seconds * 1e3:.1f} ms; attention is {flops / 1e9:.2f} GFLOP, {flops / seconds / 1e9:.0f} GFLOP/s of the pass"
     )
 
 
@@ -94,7 +80,7 @@ def decode(engine: FlaxEngineGroup, slots: int) -> None:
     insert_s = (time.perf_counter() - start) / slots
     seconds = fastest_s(engine.step, REPEATS.value)
     print(
-        f"decode {slots} slots of {DECODE_TOKENS.value} tokens on {ENGINES} engines: {seconds * 1e3:.1f} ms a step, "
+        f"decode, {slots} slots of {DECODE_TOKENS.value} tokens on {ENGINES} engines: {seconds * 1e3:.1f} ms a step, "
         f"insert {insert_s * 1e3:.1f} ms a request"
     )
     for slot in taken:
@@ -102,8 +88,10 @@ def decode(engine: FlaxEngineGroup, slots: int) -> None:
 
 
 def main(_: list[str]) -> None:
-    spec = ClusterSpec(model=MODEL, prefill_nodes=1, decode_nodes=1, engines_per_node=ENGINES, engine=EngineSpec())
-    engine = FlaxEngineGroup(spec)
+    engine = FlaxEngineGroup(load_cluster(CONFIG.value, {"engines_per_node": ENGINES}))
+    start = time.perf_counter()
+    engine.warm_up_prefill(layer_groups(engine.layout.layers))
+    print(f"warm-up of prefill: {time.perf_counter() - start:.1f} s")
     prefill(engine)
     start = time.perf_counter()
     engine.warm_up_decode()

@@ -64,17 +64,15 @@ class AttentionTimeModel:
         return self.seconds_per_pair * visible_pairs(cached, new)
 
 
-def measure(engine: EngineGroup, layer_groups: Sequence[tuple[int, int]] | None = None) -> AttentionTimeModel:
+def measure(engine: EngineGroup, layer_groups: Sequence[tuple[int, int]]) -> AttentionTimeModel:
     """Time a few passes on all engines of a group at once, and fit.
 
-    `layer_groups` are those that the node runs and has warmed up, so that nothing is compiled for this; absent, the
-    model is one group.
+    `layer_groups` are those that the node runs and has warmed up, so that nothing is compiled for this.
     """
-    groups = [(0, engine.layout.layers)] if layer_groups is None else layer_groups
     block, longest = engine.layout.block_tokens, engine.limits.prefix_tokens // 2
     new = min(PROBE_TOKENS, engine.limits.prefill_tokens)
     contexts = sorted({part * longest // 3 // block * block for part in range(4)})
-    return AttentionTimeModel.fit([_time_pass(engine, groups, cached, new) for cached in contexts])
+    return AttentionTimeModel.fit([_time_pass(engine, layer_groups, cached, new) for cached in contexts])
 
 
 def _time_pass(engine: EngineGroup, layer_groups: Sequence[tuple[int, int]], cached: int, new: int) -> AttentionSample:

@@ -73,6 +73,7 @@ def pack_pass(spec: ClusterSpec, pass_: PrefillPass) -> PackedPass:
 
 
 def _check_chunk(spec: ClusterSpec, chunk: PrefillChunk) -> None:
+    vocabulary = spec.model.vocab_size
     checks = [
         (0 <= chunk.engine < spec.engines_per_node, f"engine {chunk.engine}", f"[0, {spec.engines_per_node})"),
         (len(chunk.tokens) > 0, "no tokens", "at least one: a prompt that is cached whole recomputes its last block"),
@@ -80,6 +81,11 @@ def _check_chunk(spec: ClusterSpec, chunk: PrefillChunk) -> None:
             chunk.start >= 0 and chunk.start % spec.block_tokens == 0,
             f"start {chunk.start}",
             f"a multiple of block_tokens ({spec.block_tokens})",
+        ),
+        (
+            bool(np.all((chunk.tokens >= 0) & (chunk.tokens < vocabulary))),
+            "tokens outside the vocabulary",
+            f"ids in [0, {vocabulary})",
         ),
     ]
     for holds, value, expected in checks:

@@ -22,6 +22,7 @@ def cluster_spec(
     engines: int = 2,
     kv_dtype: str = "float32",
     layers: int = 3,
+    latent: int = 16,
     engine: EngineSpec | None = None,
     **changed: object,
 ) -> ClusterSpec:
@@ -32,7 +33,7 @@ def cluster_spec(
         first_k_dense_replace=1,
         intermediate_size=48,
         num_attention_heads=4,
-        kv_lora_rank=16,
+        kv_lora_rank=latent,
         qk_nope_head_dim=8,
         qk_rope_head_dim=8,
         v_head_dim=12,
@@ -51,7 +52,9 @@ def cluster_spec(
 
 @cache
 def engine_group(engines: int = 2, kv_dtype: str = "float32") -> FlaxEngineGroup:
-    return FlaxEngineGroup(cluster_spec(engines=engines, kv_dtype=kv_dtype))
+    """Prefill runs in the expanded form; with bfloat16 KV in the absorbed one."""
+    latent = 8 if kv_dtype == "bfloat16" else 16
+    return FlaxEngineGroup(cluster_spec(engines=engines, kv_dtype=kv_dtype, latent=latent))
 
 
 _taken: list[tuple[FlaxEngineGroup, Slot]] = []

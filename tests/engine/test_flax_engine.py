@@ -55,6 +55,12 @@ def test_a_group_is_a_span_of_each_stack(group: tuple[int, int], spans: tuple[tu
         assert count == 0 or first == wanted
 
 
+@pytest.mark.parametrize("dense", [0, 3])
+def test_a_model_of_equal_layers_has_one_stack(dense: int) -> None:
+    model = cluster_spec().model.model_copy(update={"first_k_dense_replace": dense})
+    assert layers_per_stack(model, 1, 3) == ((1, 2),)
+
+
 @pytest.mark.parametrize("group", [(-1, 1), (1, 1), (2, 4), (2, 1)])
 def test_groups_that_do_not_exist(group: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"expected a range within \[0, 3\)"):

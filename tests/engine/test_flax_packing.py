@@ -17,7 +17,7 @@ SPEC = cluster_spec(
 
 
 def chunk(tokens: int, start: int = 0, engine: int = 0) -> PrefillChunk:
-    return PrefillChunk("r", engine, np.arange(tokens) + 1, start)
+    return PrefillChunk("r", engine, 1 + np.arange(tokens), start)
 
 
 def test_chunks_lie_without_gaps() -> None:
@@ -33,7 +33,7 @@ def test_chunks_lie_without_gaps() -> None:
     assert np.stack(packed.tile_fields)[:, 0, :3].T.tolist() == [[0, 0, 0, 24], [32, 0, 0, 24], [33, 33, 24, 40]]
 
 
-@pytest.mark.parametrize(("tokens", "width"), [(1, 64), (64, 64), (65, 128), (128, 128)])
+@pytest.mark.parametrize(("tokens", "width"), [(1, 64), (64, 64), (65, 128), (95, 128)])
 def test_the_smallest_token_bucket_that_fits(tokens: int, width: int) -> None:
     assert pack_pass(SPEC, plan_pass(SPEC, [chunk(3), chunk(tokens, 0, 1)])).packed_tokens == width
 
@@ -48,17 +48,18 @@ def test_the_smallest_stage_bucket_that_fits(prefix: int, blocks: int) -> None:
 
 
 def test_exactly_the_limits_fit() -> None:
-    chunks = [chunk(100, 200), chunk(27, 56), chunk(1)]
-    assert plan_pass(SPEC, chunks).token_offsets == (0, 100, 127)
+    chunks = [chunk(90, 200), chunk(37, 56), chunk(1)]
+    assert plan_pass(SPEC, chunks).token_offsets == (0, 90, 127)
 
 
 @pytest.mark.parametrize(
     ("chunks", "expected"),
     [
-        ([chunk(100), chunk(29)], r"engine 0 is given 129 new tokens in one pass: expected at most 128"),
+        ([chunk(95), chunk(34)], r"engine 0 is given 129 new tokens in one pass: expected at most 128"),
         ([chunk(1, 200, 1), chunk(1, 64, 1)], r"engine 1 is given 264 prefix tokens in one pass: expected at most 256"),
         ([chunk(1, 4)], r"has start 4: expected a multiple of block_tokens \(8\)"),
         ([chunk(0)], r"has no tokens: expected at least one"),
+        ([chunk(96)], r"has tokens outside the vocabulary: expected ids in \[0, 96\)"),
         ([chunk(1, engine=2)], r"has engine 2: expected \[0, 2\)"),
     ],
 )

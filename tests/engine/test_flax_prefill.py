@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from dualpath_jax.engine.base import PrefillChunk, Sampling
+from dualpath_jax.engine.flax_layers import TileShape
+from dualpath_jax.models.attention_cost import AttentionForm
 from tests.engine.flax_testbed import (
     ALL,
     BLOCK,
@@ -66,10 +68,13 @@ def test_chunked_prefill_builds_on_its_own_kv() -> None:
     check_choices(engine, tokens, [part.choice])
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
-def test_mixed_batch(kv_dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("kv_dtype", "form"), [("float32", AttentionForm.EXPANDED), ("bfloat16", AttentionForm.ABSORBED)]
+)
+def test_mixed_batch(kv_dtype: str, form: AttentionForm) -> None:
     """Requests of one pass do not see each other: prefixes of no whole shard, one-token chunks, an uneven load."""
     engine = engine_group(2, kv_dtype)
+    assert TileShape.choose(engine.spec.model, packed_tokens=72, shard_tokens=32).form is form
     plan = [(0, 29, 24), (1, 70, 0), (0, 41, 40), (0, 30, 8), (0, 57, 40)]
     prompts = [prompt(10 + i, length) for i, (_, length, _) in enumerate(plan)]
     wholes = [prefill(engine, tokens, on=e) for tokens, (e, _, _) in zip(prompts, plan, strict=True)]
@@ -81,11 +86,12 @@ def test_mixed_batch(kv_dtype: str) -> None:
         check_choices(engine, tokens, [done.choice])
 
 
-def test_the_same_bytes_give_the_same_bits(whole) -> None:
-    tokens, done = whole
-    engine = engine_group()
+@pytest.mark.parametrize("engines", [2, 4])
+def test_the_same_bytes_give_the_same_bits(engines: int) -> None:
+    engine, tokens = engine_group(engines), prompt(3, LENGTH)
+    prefix = prefill(engine, tokens, on=1).kv[:, :32]
     chunk = PrefillChunk("r", 1, tokens[32:], 32, Sampling())
-    first, second = (run_pass(engine, [chunk], [done.kv[:, :32]])[0] for _ in range(2))
+    first, second = (run_pass(engine, [chunk], [prefix])[0] for _ in range(2))
     np.testing.assert_array_equal(first.kv, second.kv)
     assert first.choice == second.choice
 
