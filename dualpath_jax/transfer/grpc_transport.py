@@ -25,6 +25,7 @@ from dualpath_jax.transfer.inbound import InboundStream
 from dualpath_jax.transfer.outbound import OutboundStream
 from dualpath_jax.transfer.regions import RegionTable
 
+# Without so_reuseport=0 a second process could take the same port and a share of the connections.
 SERVER_OPTIONS = (*wire.MESSAGE_OPTIONS, ("grpc.so_reuseport", 0))
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -34,10 +35,10 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 class GrpcTransport(Transport):
     """One endpoint of one-sided writes over gRPC.
 
-    Making one takes the port (`bind`; port 0: any free one), so `address` is valid at once. Raises OSError where the
-    port is taken, ValueError for a DSCP outside 0–63; a lane that `lane_dscp` lacks is unmarked. With `server`, the
-    service and the port are added to it, and its owner starts and stops it; without, the transport owns a server.
-    `gate` may be set later, before the first write arrives: the traffic manager that offers it needs the transport.
+    Without `server` it owns one, on `bind` from `start` on (port 0: any free one). With `server`, the service and the
+    port are added to it at once, and its owner starts and stops it. Either raises OSError where the port is taken.
+    A lane that `lane_dscp` lacks is unmarked; a DSCP outside 0–63 is a ValueError. `gate` may be set later, before the
+    first write arrives: the traffic manager that offers it needs the transport.
     """
 
     def __init__(
@@ -57,15 +58,21 @@ class GrpcTransport(Transport):
         self._streams: dict[tuple[str, Lane], OutboundStream] = {}
         self._closing = asyncio.Event()
         self._inbound: set[asyncio.Task[None]] = set()
-        # Without so_reuseport=0 a second process could take the same port and a share of the connections.
+        self._owns_server = server is None
         self._own_server: grpc.aio.Server | None = None
-        if server is None:
-            server = self._own_server = grpc.aio.server(options=SERVER_OPTIONS)
-        self.address = self._join(server, bind)
+        self.address = bind if server is None else self._join(server, bind)
 
     async def start(self) -> None:
-        if self._own_server is not None:
-            await self._own_server.start()
+        if not self._owns_server:
+            return
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        try:
+            self.address = self._join(server, self.address)
+        except OSError:
+            await server.stop(grace=None)
+            raise
+        self._own_server = server
+        await server.start()
 
     async def close(self) -> None:
         self._closing.set()
@@ -127,5 +134,7 @@ class GrpcTransport(Transport):
                 task.cancel()
             await asyncio.gather(reading, closing, return_exceptions=True)
             self._inbound.discard(reading)
+        if not reading.cancelled() and isinstance(reading.exception(), ValueError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(reading.exception()))
         if self._closing.is_set():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this endpoint is shutting down")

@@ -156,13 +156,19 @@ class OutboundStream:
     def _next_message(self) -> bytes | None:
         if self._cancelled:
             return wire.encode(Frame(batch=self._cancelled.popleft(), cancel=True))
-        while self._queue and not self._queue[0].unsent:
-            self._queue.popleft()
-        if not self._queue or self._sent_bytes - self._consumed_bytes >= WINDOW_BYTES:
-            return None
-        message, size_bytes = self._queue[0].next_frame()
-        self._sent_bytes += size_bytes
-        return message
+        while self._queue and self._sent_bytes - self._consumed_bytes < WINDOW_BYTES:
+            batch = self._queue[0]
+            if not batch.unsent:
+                self._queue.popleft()
+                continue
+            try:
+                message, size_bytes = batch.next_frame()
+            except Exception as error:  # a source that cannot be read is its owner's error, not the stream's
+                batch.finish(error)
+                continue
+            self._sent_bytes += size_bytes
+            return message
+        return None
 
     async def _receive(self, call: Call) -> str:
         """Handles replies until the stream ends; returns why it did."""

@@ -2,6 +2,9 @@
 
 import struct
 from collections.abc import Sequence
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
 
 from dualpath_jax.transfer.base import RegionWrite
 from dualpath_jax.transfer.transfer_pb2 import Frame, Pieces, Reply
@@ -21,6 +24,8 @@ MESSAGE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 )
+
+Header = TypeVar("Header", Frame, Reply)
 
 _LENGTH = struct.Struct("<I")
 
@@ -49,12 +54,19 @@ def encode(header: Frame | Reply, payload: Sequence[memoryview] = ()) -> bytes:
 def decode_frame(message: bytes) -> tuple[Frame, memoryview]:
     """A frame's header and its payload, a view of the message. Raises ValueError for anything else."""
     head, payload = _split(message)
-    return Frame.FromString(head), payload
+    return _parse(Frame, head), payload
 
 
 def decode_reply(message: bytes) -> Reply:
     """A reply's header. Raises ValueError for anything else."""
-    return Reply.FromString(_split(message)[0])
+    return _parse(Reply, _split(message)[0])
+
+
+def _parse(kind: type[Header], head: bytes) -> Header:
+    try:
+        return kind.FromString(head)
+    except DecodeError as error:
+        raise ValueError(f"a transfer message whose header is no {kind.__name__}: {error}") from error
 
 
 def _split(message: bytes) -> tuple[bytes, memoryview]:

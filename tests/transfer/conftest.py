@@ -1,0 +1,95 @@
+"""Transports of every kind, in this process and in others; each test must leave no task behind."""
+
+import asyncio
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from dualpath_jax.transfer import GrpcTransport, Lane, RegionHandle
+
+KINDS = ("grpc",)
+LANE_DSCP = {Lane.LOAD: 8, Lane.STORE: 10}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+async def make_transport(kind):
+    """A factory of started transports: `await make_transport(bind=..., gate=...)`."""
+    made = []
+
+    async def make(bind="127.0.0.1:0", gate=None):
+        assert kind == "grpc"
+        transport = GrpcTransport(bind=bind, lane_dscp=LANE_DSCP, gate=gate)
+        await transport.start()
+        made.append(transport)
+        return transport
+
+    yield make
+    for transport in made:
+        await transport.close()
+    assert_no_tasks_left()
+
+
+def assert_no_tasks_left():
+    """gRPC's own tasks (its server's, and calls that wind down) aside."""
+    ours = [task for task in asyncio.all_tasks() if "dualpath_jax" in str(task.get_coro())]
+    assert not ours, ours
+
+
+class PeerProcess:
+    """A peer that can be frozen and killed."""
+
+    def __init__(self, kind, bind="127.0.0.1:0", region_bytes=1 << 20):
+        script = pathlib.Path(__file__).with_name("peer_process.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), kind, bind, str(region_bytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        line = json.loads(self.process.stdout.readline())
+        self.address = line["address"]
+        self.handle = RegionHandle(**line["handle"])
+
+    def digest(self):
+        self.process.stdin.write("?\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def freeze(self):
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self):
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def close(self):
+        self.kill()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def peer_process(kind):
+    """A factory of peer processes, all gone after the test."""
+    made = []
+
+    def make(**arguments):
+        made.append(PeerProcess(kind, **arguments))
+        return made[-1]
+
+    yield make
+    for peer in made:
+        peer.close()
