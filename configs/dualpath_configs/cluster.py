@@ -56,7 +56,8 @@ class StorageSpec(Spec):
 
     url: str = Field(
         default="",
-        description="`file:///folder` or `memory://`; empty: a temporary folder of the cluster.",
+        description="`file:///folder` or `memory://`, for tests with `faulty+` before it and rates of faults after it; "
+        "empty: a temporary folder of the cluster.",
     )
     read_deadline_s: PositiveFloat = 10.0
     write_deadline_s: PositiveFloat = 10.0
@@ -64,7 +65,8 @@ class StorageSpec(Spec):
     @field_validator("url")
     @classmethod
     def _known_scheme(cls, url: str) -> str:
-        if url and not url.startswith("memory://") and not (url.startswith("file:///") and url != "file:///"):
+        plain = url.removeprefix("faulty+")
+        if url and not plain.startswith("memory://") and not (plain.startswith("file:///") and plain != "file:///"):
             raise ValueError("expected file:///folder, memory:// or an empty string")
         return url
 

@@ -101,7 +101,7 @@ class DecodeNode(Node):
         views = reservation.views()
         writes = [job.write(block, views[block]) for block in range(computed_from, len(job.keys))]
         if writes:
-            reservation.hold(self.in_background(self._persist(writes)))
+            reservation.hold(self._start_persisting(writes))
         if job.done:
             job.finished.set_result(None)
             return
@@ -119,10 +119,13 @@ class DecodeNode(Node):
             self._wake.set()
             await job.inserted
 
+    def _start_persisting(self, writes: list[BlockWrite]) -> "asyncio.Task[None]":
+        self.stats.pending_blocks += len(writes)
+        return self.in_background(self._persist(writes))
+
     async def _persist(self, writes: list[BlockWrite]) -> None:
         """Store blocks, then publish those that are durable: publish after durable, durable after complete."""
         deadline_s = self.spec.storage.write_deadline_s
-        self.stats.pending_blocks += len(writes)
         try:
             results = await self.services.traffic.write(self.services.store, writes, deadline_s=deadline_s)
             for write, result in zip(writes, results, strict=True):
@@ -130,6 +133,7 @@ class DecodeNode(Node):
                     self.reporter.published(write.key, write.parent)
                 else:
                     self.stats.dropped_blocks += 1
+            await self.reporter.delivered()
             quiet = [result.quiet for result in results if result.quiet is not None]
             if quiet:
                 await asyncio.wait(quiet)
@@ -148,7 +152,9 @@ class DecodeNode(Node):
                 self._admitted(admission, slot)
             writes = [write for slot, choice in result.outputs for write in await self._emit(slot, choice)]
             if writes:
-                self.in_background(self._persist(writes))
+                self._start_persisting(writes)
+            for job in [job for job in self._decoding.values() if job.done]:
+                self._finish(job)
 
     def _turn(self, releases: list[Slot], waiting: list[Admission]) -> StepResult:
         """On the device thread. First in first out per engine: nobody overtakes a request that finds no room yet."""
@@ -185,11 +191,13 @@ class DecodeNode(Node):
         if block is not None:
             data = await self.services.device.run(self.services.engine.export_block, slot, block)
             writes.append(job.generated_write(block, data.data))
-        if job.done:
-            self._forget(job)
-            if not job.finished.done():
-                job.finished.set_result(None)
         return writes
+
+    def _finish(self, job: DecodeJob) -> None:
+        """After its last token, and after its last block is on its way to storage."""
+        self._forget(job)
+        if not job.finished.done():
+            job.finished.set_result(None)
 
     def _forget(self, job: DecodeJob) -> None:
         """Take a job out of the batch; its slot is freed on the next turn."""

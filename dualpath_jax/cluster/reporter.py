@@ -5,6 +5,7 @@ sends one now and then to keep its lease.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from dualpath_jax.cluster.jobs import Job
@@ -35,6 +36,7 @@ class Reporter:
         self._progress: list[pb.Progress] = []
         self._published: list[pb.Published] = []
         self._lost: list[bytes] = []
+        self._sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wake = asyncio.Event()
 
     def progress(self, job: Job, **fields: object) -> None:
@@ -48,23 +50,34 @@ class Reporter:
         self._published.append(pb.Published(key=key, parent=parent))
         self._wake.set()
 
+    async def delivered(self) -> None:
+        """Wait until the scheduler has what was said so far."""
+        self._wake.set()
+        await asyncio.shield(self._sent)
+
     def lost(self, key: bytes) -> None:
         """A block that the index promised did not load."""
         self._lost.append(key)
         self._wake.set()
 
     async def run(self) -> None:
-        """Send until cancelled."""
-        while True:
-            try:
-                async with asyncio.timeout(self._heartbeat_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            await self._send()
+        """Send until cancelled; whoever waits for a delivery then is cancelled as well."""
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._heartbeat_s):
+                        await self._wake.wait()
+                await self._send()
+        finally:
+            self._sent.cancel()
 
     async def _send(self) -> None:
         self._wake.clear()
         progress, published, lost = self._progress, self._published, self._lost
         self._progress, self._published, self._lost = [], [], []
-        await self._client.report(self._queues(), progress=progress, published=published, lost=lost)
+        sent, self._sent = self._sent, asyncio.get_running_loop().create_future()
+        try:
+            await self._client.report(self._queues(), progress=progress, published=published, lost=lost)
+            sent.set_result(None)
+        finally:
+            sent.cancel()

@@ -7,7 +7,7 @@ time is fitted to pairs and the constant is part of the slope.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, final
 
 import numpy as np
 
@@ -21,6 +21,7 @@ PROBE_REPEATS = 2
 """Times that each pass is run; the fastest counts."""
 
 
+@final
 @dataclass(frozen=True)
 class AttentionSample:
     """One timed pass in which each engine had `new` tokens after `cached` ones."""
@@ -30,6 +31,7 @@ class AttentionSample:
     seconds: float
 
 
+@final
 @dataclass(frozen=True)
 class AttentionTimeModel:
     """`seconds_per_pair` is attention's; `fixed_s` is what such a pass takes without any.

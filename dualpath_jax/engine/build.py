@@ -3,7 +3,6 @@
 from typing import Literal
 
 from dualpath_configs import ClusterSpec
-
 from dualpath_jax.engine.base import EngineGroup
 from dualpath_jax.engine.fake import FakeEngineGroup
 

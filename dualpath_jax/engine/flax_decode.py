@@ -23,6 +23,7 @@ INSERT_BLOCKS = 8
 """Full Blocks that one call copies into pages."""
 
 
+@final
 class StepInputs(NamedTuple):
     """One token per slot, `[N]` each, `table` `[N, P]`; `page` is where the token's KV goes, past the end: nowhere."""
 
@@ -33,6 +34,7 @@ class StepInputs(NamedTuple):
     sampling: SamplingRows
 
 
+@final
 class InsertInputs(NamedTuple):
     """Full Blocks `[B, L, t, W]` and the page of each; a page past the end: nowhere."""
 
@@ -40,6 +42,7 @@ class InsertInputs(NamedTuple):
     pages: HostOrDevice
 
 
+@final
 @dataclass
 class Occupant:
     """A request in its slot. `length` tokens have been fed; `token` is the next to feed."""

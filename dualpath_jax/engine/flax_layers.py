@@ -1,6 +1,7 @@
 """One decoder layer around each attention core, on one engine's tokens, inside `jax.shard_map`."""
 
 from dataclasses import dataclass
+from typing import final
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from dualpath_jax.models.paged_attention import paged_attention
 from dualpath_jax.models.parameters import ENGINE_AXIS
 
 
+@final
 @dataclass(frozen=True)
 class TileShape:
     """How prefill attention is cut: queries of a tile, tokens of a context shard, and the form that suits them."""

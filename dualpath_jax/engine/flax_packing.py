@@ -6,6 +6,7 @@ So an engine takes exactly `EngineLimits.prefill_tokens` new and `EngineLimits.p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from dualpath_jax.engine.base import PrefillChunk, PrefillPass
 from dualpath_jax.engine.flax_layers import query_tile_tokens
 
 
+@final
 @dataclass(frozen=True)
 class PackedPass:
     """The arrays of a pass, int32: `[E, T]`, tile fields as in `QueryTiles` with a leading engine axis."""

@@ -20,6 +20,7 @@ CHOICE_ROWS = 16
 """Next tokens that are chosen at a time on an engine; a pass that samples more takes more calls."""
 
 
+@final
 class PassInputs(NamedTuple):
     """What every layer of a pass needs."""
 
@@ -27,6 +28,7 @@ class PassInputs(NamedTuple):
     tiles: QueryTiles
 
 
+@final
 class GroupInputs(NamedTuple):
     """A layer group's prefix KV words `[G, S, W]`, in host memory, and its first layer in each stack."""
 
@@ -35,6 +37,7 @@ class GroupInputs(NamedTuple):
     firsts: HostOrDevice
 
 
+@final
 class ChoiceInputs(NamedTuple):
     """Packed places of the tokens whose successors are chosen, and how."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ Body = Callable[[Decoder, Any, Any], Any]
 LayerStep = Callable[[DecoderLayer, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
+@final
 @dataclass(frozen=True)
 class ShardedModel:
     """A model on the engines of one mesh, taken apart once."""
@@ -69,6 +70,7 @@ class ShardedModel:
         return Program(jitted, self.leaves)
 
 
+@final
 @dataclass(frozen=True)
 class Program:
     """A jitted function of the model's leaves, donated or kept state, and inputs."""

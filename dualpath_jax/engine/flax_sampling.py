@@ -1,6 +1,6 @@
 """The next token of each row of logits, and what is reported of it."""
 
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ FREE = -1
 """Forced token of a row whose token is chosen."""
 
 
+@final
 class SamplingRows(NamedTuple):
     """How each row chooses; `[N]` each."""
 
@@ -37,6 +38,7 @@ class SamplingRows(NamedTuple):
             field[place] = value
 
 
+@final
 class ChosenRows(NamedTuple):
     """The fields of `TokenChoice`, `[N]` or `[N, 2]` each."""
 

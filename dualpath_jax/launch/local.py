@@ -99,7 +99,10 @@ class LocalCluster:
         config = folder / "cluster.json"
         write_resolved(self.spec, config)
         self._stack.callback(self._stop)
-        scheduler = self._launch("scheduler", ["--role=scheduler", f"--config={config}"], folder)
+        # A parent that is killed cannot clean up itself.
+        scheduler = self._launch(
+            "scheduler", ["--role=scheduler", f"--config={config}", f"--orphans_remove={folder}"], folder
+        )
         address = scheduler.address(deadline_s=START_S)
         for role, count in (("prefill", self.spec.prefill_nodes), ("decode", self.spec.decode_nodes)):
             for index in range(count):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import sys
 
 from absl import flags
@@ -24,6 +25,9 @@ def _define_flags() -> None:
     flags.DEFINE_string("platform", "", "JAX platform: cpu, cuda, tpu; empty: what JAX finds.")
     flags.DEFINE_string("compilation_cache", "", "Folder where compiled programs are kept between starts; empty: none.")
     flags.DEFINE_string("address_file", "", "File to write the address to, once this process is ready.")
+    flags.DEFINE_string(
+        "orphans_remove", "", "Folder to remove when standard input has ended; for processes that start this one."
+    )
     flags.DEFINE_bool("stop_with_stdin", False, "Stop when standard input ends; for processes that start this one.")
 
 
@@ -43,9 +47,11 @@ def main() -> int:
                 raise UsageError(f"--{flag} is empty: --role={FLAGS.role} needs it")
         serve = _node(spec)
     try:
-        asyncio.run(until_stopped(serve, with_stdin=FLAGS.stop_with_stdin))
+        orphaned = asyncio.run(until_stopped(serve, with_stdin=FLAGS.stop_with_stdin))
     except (StoreError, RegistrationRefused, SchedulerUnavailable, OSError, ValueError) as error:
         raise UsageError(f"--role={FLAGS.role}: {error}") from error
+    if orphaned and FLAGS.orphans_remove:
+        shutil.rmtree(FLAGS.orphans_remove, ignore_errors=True)
     return 0
 
 

@@ -15,7 +15,7 @@ to float32 ahead of the loop; as words, only the visited shard is widened. Every
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ HostOrDevice = Any
 """A NumPy array where a host fills it in, a `jax.Array` inside a program."""
 
 
+@final
 class QueryTiles(NamedTuple):
     """Which queries are there: `tiles` (scalar) of them, int32 `[most tiles]` each, in order of `start`."""
 
@@ -41,6 +42,7 @@ class QueryTiles(NamedTuple):
     prefix_tokens: HostOrDevice  # how long that prefix is
 
 
+@final
 @dataclass(frozen=True)
 class KVView:
     """How attention reads rows of KV, float32 `[S, W]` (the latent, the rope key beside it).
@@ -77,6 +79,7 @@ def expanded_view(
     return KVView(dtype, keys_values, value, per_head=True)
 
 
+@final
 class SoftmaxState(NamedTuple):
     """A softmax under way: the largest score, and relative to it the sum of weights and of weighted values."""
 

@@ -47,7 +47,9 @@ class Decoder(nnx.Module):
         declare = Declare(jnp.dtype(spec.compute_dtype))
         dense, moe = spec.first_k_dense_replace, spec.num_hidden_layers - spec.first_k_dense_replace
         self.spec = spec
-        self.embedding = declare({"vocab": spec.vocab_size, "hidden": spec.hidden_size}, std=1.0)
+        # Tied to the head, it must keep the logits of order 1; else the stream that it begins.
+        scale = spec.hidden_size**-0.5 if spec.tie_word_embeddings else 1.0
+        self.embedding = declare({"vocab": spec.vocab_size, "hidden": spec.hidden_size}, std=scale)
         self.dense = DecoderLayer(spec, layers=dense, dense=True) if dense else None
         self.moe = DecoderLayer(spec, layers=moe, dense=False) if moe else None
         self.norm = RMSNorm(declare, "hidden", spec.hidden_size, eps=spec.rms_norm_eps)

@@ -65,5 +65,5 @@ class MoE(nnx.Module):
         """What experts `[first, first + local)` add to each token."""
         weights, chosen = route(self.router_logits(x_TD), self.router_bias[...], self.spec)
         arrays = self.gate[...], self.up[...], self.down[...]
-        dense = prefers_dense(x_TD.shape[0], chosen.shape[1], arrays[0].shape[0])
+        dense = prefers_dense(chosen=chosen.shape[1], experts=arrays[0].shape[0])
         return (experts_dense if dense else experts_grouped)(x_TD, weights, chosen - first, arrays)

@@ -76,7 +76,8 @@ def weights_id(directory: str | Path) -> str:
 
     Of a Hugging Face folder, `config.json` and the safetensors files count; of any other, all files. The digest is
     SHA-256 over each file's name, size and XXH3-128 of its whole content: reading everything once more is the only way
-    not to serve stored KV to weights that were replaced under the same names and sizes.
+    not to serve stored KV to weights that were replaced under the same names and sizes. (Orbax writes other bytes each
+    time: the same weights saved twice have two ids, which costs hits and nothing else.)
     """
     folder = Path(directory)
     config = folder / CONFIG_FILE
@@ -96,7 +97,7 @@ def _content_digest(file: Path) -> str:
 
 
 def _scale_block(config: Mapping[str, Any]) -> tuple[int, int]:
-    rows, columns = (config.get("quantization_config") or {}).get("weight_block_size", (128, 128))
+    rows, columns = (config.get("quantization_config") or {}).get("weight_block_size") or (128, 128)
     return int(rows), int(columns)
 
 
@@ -126,6 +127,8 @@ def _check(tensors: Mapping[str, StoredTensor], wanted: Sequence[Piece], block: 
         )
     for name, stored in tensors.items():
         if stored.dtype == "F8_E4M3" and name in shapes:
+            if len(shapes[name]) != 2:
+                raise CheckpointError(f"{stored.file}: tensor {name} is FP8: expected that of matrices only")
             rows, columns = shapes[name]
             shapes[name + SCALE_SUFFIX] = -(-rows // block[0]), -(-columns // block[1])
             if name + SCALE_SUFFIX not in tensors:

@@ -9,8 +9,8 @@ from jax import lax
 
 from dualpath_jax.models.attention import KVView, SoftmaxState, visit
 
-VISIT_TOKENS = 512
-"""Context tokens that a slot visits at a time; measured best on CPU among 128 to 1024."""
+VISIT_TOKENS = 256
+"""Context tokens that a slot visits at a time; measured best on CPU among 128 to 1024, for both KV dtypes."""
 
 
 def pages_per_visit(page_tokens: int) -> int:

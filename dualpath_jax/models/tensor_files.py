@@ -1,6 +1,8 @@
 """Tensors of a Hugging Face folder: safetensors files, one or many behind an index, FP8 block scales undone."""
 
 import json
+import math
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,18 +96,24 @@ def _read_header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
             header = json.loads(stream.read(length))
         except ValueError as error:
             raise CheckpointError(f"{file}: header is not JSON: expected a safetensors file") from error
-    for name, entry in header.items():
+    for name, entry in header.items() if isinstance(header, dict) else ():
+        if name == "__metadata__":
+            continue
+        try:
+            tensor = _stored(file, name, entry, 8 + length, size_bytes)
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{file}: tensor {name} has a damaged header entry: {entry!r:.80}") from error
         # transformers writes shared experts that a model does not have, as tensors without a value.
-        if name != "__metadata__" and 0 not in entry["shape"]:
-            yield name, _stored(file, name, entry, 8 + length, size_bytes)
+        if 0 not in tensor.shape:
+            yield name, tensor
 
 
 def _stored(file: Path, name: str, entry: dict[str, Any], data_start: int, size_bytes: int) -> StoredTensor:
-    dtype, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    dtype, shape, (first, last) = entry["dtype"], tuple(map(operator.index, entry["shape"])), entry["data_offsets"]
     if dtype not in DTYPES:
         raise CheckpointError(f"{file}: tensor {name} has dtype {dtype}: expected one of {', '.join(DTYPES)}")
-    expected = int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
-    if last - first != expected or data_start + last > size_bytes:
+    expected = math.prod(shape) * DTYPES[dtype].itemsize
+    if min(first, *shape, 0) < 0 or last - first != expected or data_start + last > size_bytes:
         raise CheckpointError(
             f"{file}: tensor {name} has bytes [{first}, {last}) of {size_bytes - data_start}: "
             f"expected {expected} bytes within the file (is it truncated?)"

@@ -30,7 +30,7 @@ class PlayedTurn:
 
 
 async def play(
-    client: Client, trace: Trace, *, delay_scale: float, ended: Callable[[PlayedTurn], None]
+    client: Client, trace: Trace, *, delay_scale: float, ended: Callable[[PlayedTurn], object]
 ) -> list[PlayedTurn]:
     """Play every session; a turn waits for the one before it and for its tool delay times `delay_scale`.
 
@@ -44,7 +44,7 @@ async def play(
 
 
 async def _play_session(
-    session: Session, trace: SessionTrace, delay_scale: float, ended: Callable[[PlayedTurn], None]
+    session: Session, trace: SessionTrace, delay_scale: float, ended: Callable[[PlayedTurn], object]
 ) -> list[PlayedTurn]:
     played = []
     await asyncio.sleep(trace.arrival_s * delay_scale)

@@ -6,10 +6,9 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, final
 
+from dualpath_jax.rollout.generation import Generation, generation, token_choice
 from dualpath_scheduler.service import SchedulerClient
 from dualpath_scheduler.service import scheduler_pb2 as pb
-
-from dualpath_jax.rollout.generation import Generation, generation, token_choice
 
 T = TypeVar("T")
 

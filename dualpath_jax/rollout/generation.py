@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from dualpath_scheduler.service import scheduler_pb2 as pb
-
 from dualpath_jax.engine.base import TokenChoice
+from dualpath_scheduler.service import scheduler_pb2 as pb
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Cluster:
     async def quiet(self) -> None:
         """Wait until every block is stored and every slot is free."""
         async with asyncio.timeout(20):
-            while any(node.stats.pending_blocks or len(node.jobs) for node in self.nodes.values()):
+            while any(node.stats.pending_blocks or len(node.jobs) for node in self.nodes.values()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.05)
 

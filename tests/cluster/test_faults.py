@@ -1,4 +1,4 @@
-"""Damaged, missing and late blocks: the usable prefix ends there, the rest is recomputed, and the tokens are the same."""
+"""Damaged, missing and late blocks: the usable prefix ends there, the rest is recomputed, the tokens are the same."""
 
 import asyncio
 from pathlib import Path
@@ -77,3 +77,41 @@ async def test_one_bad_block_hurts_one_request(tmp_path):
     assert hurt.tokens == expected_tokens(spec, PROMPT, 5)
     assert whole.tokens == expected_tokens(spec, other, 5)
     assert (hurt.recomputed_blocks, whole.recomputed_blocks, whole.hit_tokens) == (6, 0, 72)
+
+
+FAULTS = ("delay", "hang", "error", "truncate", "flip", "swap", "lose")
+
+
+async def _conversation(cluster: Cluster, seed: int) -> int:
+    """Six turns that must agree; returns the blocks that did not load, attempts that were given up included."""
+    history: list[int] = []
+    lost = 0
+    for turn in range(6):
+        append = random_prompt(14, seed=100 * seed + turn)
+        result = await cluster.generate([*history, *append], 7)
+        assert result.tokens == expected_tokens(cluster.spec, [*history, *append], 7)
+        history += [*append, *result.tokens]
+        lost += result.recomputed_blocks + result.attempts - 1
+    return lost
+
+
+@pytest.mark.parametrize("rates", [dict.fromkeys(FAULTS, 0.05), *({fault: 1.0} for fault in FAULTS)], ids=str)
+async def test_sessions_on_a_faulty_store_agree_and_end(tmp_path, rates):
+    async with running(small_spec(tmp_path)) as cluster:
+        await asyncio.gather(*(_conversation(cluster, seed) for seed in range(4)))
+        await cluster.quiet()
+    query = "&".join(f"{name}={rate}" for name, rate in {**rates, "seed": 7, "delay_s": 0.01}.items())
+    spec = small_spec(
+        tmp_path,
+        storage__url=f"faulty+file://{tmp_path / 'kv'}?{query}",
+        storage__read_deadline_s=0.2,
+        storage__write_deadline_s=0.2,
+    )
+    async with running(spec) as cluster:
+        async with asyncio.timeout(60):
+            lost = await asyncio.gather(*(_conversation(cluster, seed) for seed in range(4)))
+        await cluster.quiet()
+        stats = [node.services.arena.stats for node in cluster.nodes.values()]
+    assert [(s.reserved, s.quarantined) for s in stats] == [(0, 0)] * 2
+    if rates not in ({"delay": 1.0}, {"lose": 1.0}):  # what is there already is not lost by losing writes
+        assert sum(lost) > 0, "no fault struck"
