@@ -58,8 +58,8 @@ def test_padding_changes_no_other_token(form):
 
 
 def test_rule_counts_local_experts():
-    assert prefers_dense(512, chosen=2, experts=8)
-    assert not prefers_dense(512, chosen=8, experts=256)
+    assert prefers_dense(chosen=2, experts=8)
+    assert not prefers_dense(chosen=8, experts=256)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from dualpath_configs import ModelSpec
 from dualpath_jax.models import CheckpointError, flatten, load_hugging_face, named_parameters, weights_id
+from dualpath_jax.models.tensor_files import list_tensors
 
 
 @pytest.fixture
@@ -156,6 +157,30 @@ def test_truncated_file(folder):
     refused(folder, f"{file}: header of")
     file.write_bytes(b"")
     refused(folder, f"{file}: header of 0 bytes in 0: expected a safetensors file")
+
+
+def test_any_damage_to_the_header_is_one_clear_error(folder):
+    """Each of many single flipped bits either leaves tensors that fit their file, or is a CheckpointError."""
+    file = folder / "model.safetensors"
+    content, draw = file.read_bytes(), np.random.default_rng(0)
+    header_bytes, errors = int.from_bytes(content[:8], "little"), []
+    for _ in range(300):
+        damaged = bytearray(content)
+        damaged[draw.integers(0, 8 + header_bytes)] ^= 1 << int(draw.integers(0, 8))
+        file.write_bytes(damaged)
+        try:
+            for tensor in list_tensors(folder).values():
+                tensor.read()
+        except CheckpointError as error:
+            errors.append(str(error))
+    assert len(errors) > 100
+    assert all(str(file) in error for error in errors)
+
+
+def test_fp8_norm_is_refused(folder):
+    norm = {"model.norm.weight": np.ones(32, ml_dtypes.float8_e4m3fn)}
+    change_tensors(folder, lambda tensors: tensors.update(norm))
+    refused(folder, "tensor model.norm.weight is FP8: expected that of matrices only")
 
 
 def test_no_weights_and_no_config(folder):

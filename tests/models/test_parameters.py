@@ -50,9 +50,10 @@ def test_values_have_the_declared_scale_and_differ_by_layer_and_parameter(tiny_s
             assert not np.array_equal(values[0], values[1]), path
 
 
-def test_log_probabilities_are_not_degenerate(tiny_spec):
+@pytest.mark.parametrize("tied", [False, True])
+def test_log_probabilities_are_not_degenerate(tiny_spec, tied):
     """The best token stands out, and what follows depends on tokens far back."""
-    model = Decoder.initialize(tiny_spec(), seed=0)
+    model = Decoder.initialize(tiny_spec(tie_word_embeddings=tied), seed=0)
     tokens = np.random.default_rng(0).integers(0, 96, 200)
     logprobs = reference_logprobs(model, tokens)
     assert 0.5 < logprobs.std() < 3
