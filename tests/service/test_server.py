@@ -228,6 +228,65 @@ async def test_without_reconnection_the_caller_is_told(stack: AsyncExitStack) ->
         await client.describe()
 
 
+class _Cut:
+    """A stream that breaks after its first event, while the call goes on behind it."""
+
+    def __init__(self, call: object) -> None:
+        self.call = call
+        self.events = 0
+
+    def __aiter__(self) -> "_Cut":
+        return self
+
+    async def __anext__(self) -> pb.GenerateEvent:
+        self.events += 1
+        if self.events > 1:
+            lost = grpc.StatusCode.UNAVAILABLE
+            raise grpc.aio.AioRpcError(lost, grpc.aio.Metadata(), grpc.aio.Metadata(), details="reset")
+        return await self.call.read()
+
+    def cancel(self) -> None:
+        """The scheduler does not hear of it."""
+
+
+async def test_a_request_that_is_resumed_does_not_meet_its_former_self(stack: AsyncExitStack) -> None:
+    address = await serve(stack)
+    client = connect(stack, address)
+    await join(stack, address, "prefill-0", "decode-0", pace_s=0.2)
+    original = client._stub.Generate
+    cuts = []
+
+    def cut_once(request: pb.GenerateRequest, timeout: float) -> object:
+        call = original(request, timeout=timeout)
+        if cuts:
+            return call
+        cuts.append(_Cut(call))
+        return cuts[0]
+
+    client._stub.Generate = cut_once
+    message = prompt(10, max_tokens=4, request_id="mine")
+    ids, finished = await collect(client, message, reconnect_s=5)
+    assert ids == expected(message)
+    assert finished.prompt_tokens == 10
+    cuts[0].call.cancel()
+
+
+async def test_polls_end_when_the_scheduler_closes(stack: AsyncExitStack) -> None:
+    server = SchedulerServer(make_spec(lease_s=100.0))
+    stack.push_async_callback(server.close)
+    node = NodeClient(await server.start(), node_id="decode-0", incarnation=1)
+    stack.push_async_callback(node.close)
+    await node.register(node_info("decode-0"))
+    request = pb.FetchRequest(node_id="decode-0", incarnation=1, max_wait_s=40)
+    poll = node._stub.Fetch(request, timeout=50)
+    await asyncio.sleep(0.1)
+    await server.close()
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await poll
+    assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "the scheduler shuts down" in (ended.value.details() or "")
+
+
 async def test_a_forgotten_node_registers_again_by_itself(stack: AsyncExitStack) -> None:
     """As after a stall that was longer than the lease."""
     address = await serve(stack, lease_s=0.3)

@@ -157,13 +157,16 @@ def test_a_retry_stands_in_front_of_what_came_later() -> None:
 
 def test_a_retry_finds_what_the_first_attempt_has_stored() -> None:
     world = World(nodes=TWO_BY_TWO)
-    _, assignment = world.start(prompt(10, max_tokens=5))
+    request, assignment = world.start(prompt(10, max_tokens=5))
     world.say("prefill-0", assignment, 11)
     world.say("decode-0", assignment, 12, 13)
     publish(world, [*tokens(10), 11, 12])
     world.later(4.5, "prefill-0", "prefill-1", "decode-1")
     again = world.dispatch("prefill-0", "decode-1")
     assert again.prefill_side_blocks + again.decode_side_blocks == 3
+    world.say("prefill-0", again, 14, hit_tokens=12)
+    world.say("decode-1", again, 15, finished=True)
+    assert events(request)[1].hit_tokens == 10, "what was generated is no hit of the prompt"
 
 
 def test_after_the_last_attempt_the_request_fails_with_the_reason() -> None:
@@ -201,8 +204,9 @@ def test_a_resting_request_can_be_cancelled() -> None:
     world.say("prefill-0", assignment, error="the peer refuses")
     world.state.cancel(request, "enough", world.now)
     world.later(9.0, "prefill-0", "decode-0")
-    assert not world.fetch("prefill-0").assignments
-    assert not world.state._lifecycle._resting
+    world.poll("prefill-0")
+    assert not world.fetch("decode-0").assignments
+    assert not world.collect("prefill-0").assignments
 
 
 @pytest.mark.parametrize("mode", ["basic", "dualpath"])

@@ -33,10 +33,11 @@ def test_a_whole_life() -> None:
     assert (assignment.prefill_incarnation, assignment.decode_incarnation) == (1, 1)
     assert events(request) == ([], None)
 
+    world.say("decode-0", assignment, timings=pb.Timings(read_start=10, read_end=15))
     reading = pb.Timings(read_start=20, read_end=30, prefill_start=31, first_token=32)
     world.say("prefill-0", assignment, 7, timings=reading, hit_tokens=4, recomputed_blocks=1)
     assert events(request) == ([7], None)
-    world.say("decode-0", assignment, 8, timings=pb.Timings(read_start=10, read_end=15))
+    world.say("decode-0", assignment, 8)
     world.now += 1
     world.say("decode-0", assignment, 9, finished=True, timings=pb.Timings(end=40))
     generated, finished = events(request)

@@ -50,7 +50,7 @@ class SchedulerClient:
                 async for event in self._attempt(rest, end_s):
                     lost_since_s = None
                     emitted.extend(token.token for token in event.tokens)
-                    yield event
+                    yield _as_asked(event, request)
                 return
             except SchedulerUnavailable:
                 now = time.monotonic()
@@ -104,6 +104,14 @@ class SchedulerClient:
             raise in_words(error, self._address) from None
         finally:
             call.cancel()
+
+
+def _as_asked(event: pb.GenerateEvent, request: pb.GenerateRequest) -> pb.GenerateEvent:
+    """The last event of a request that was submitted again speaks of the prompt as the caller knows it."""
+    if event.HasField("finished"):
+        event.finished.prompt_tokens = len(request.tokens)
+        event.finished.hit_tokens = min(event.finished.hit_tokens, event.finished.prompt_tokens)
+    return event
 
 
 def _again(request: pb.GenerateRequest, emitted: list[int]) -> pb.GenerateRequest | None:

@@ -79,6 +79,8 @@ class Request:
         )
         if self.attempt is not None:
             _describe(self.attempt, finished)
+            # A later attempt may have loaded what an earlier one had generated: that is no hit of the prompt.
+            finished.hit_tokens = min(finished.hit_tokens, finished.prompt_tokens)
         finished.timings.arrival = arrival_wall_s
         finished.timings.assigned = self._timings.assigned
         finished.timings.first_token = self._timings.first_token
