@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -17,3 +18,10 @@ async def no_task_left_behind() -> AsyncIterator[None]:
             return
         await asyncio.sleep(0.01)
     raise AssertionError(f"tasks are left behind: {left}")
+
+
+@pytest.fixture
+async def stack(no_task_left_behind: None) -> AsyncIterator[AsyncExitStack]:
+    """What is entered here ends with the test, the last first."""
+    async with AsyncExitStack() as stack:
+        yield stack

@@ -1,19 +1,19 @@
-"""A small cluster spec, nodes that are scripted by hand, and a state machine whose time is a number."""
+"""A small cluster spec, and a state machine whose time is a number."""
 
-import asyncio
 from collections.abc import Sequence
 
 from dualpath_configs import ClusterSpec, ModelSpec, ModeSpec, SchedulingSpec, StorageSpec
-from dualpath_scheduler.service import NodeClient, SchedulerState
+from dualpath_scheduler.service import SchedulerState
 from dualpath_scheduler.service import scheduler_pb2 as pb
 from dualpath_scheduler.service.node import Poll
 from dualpath_scheduler.service.request import Request
 from dualpath_storage.index import PrefixIndex
-from dualpath_storage.keys import KVIdentity
+from dualpath_storage.keys import KVIdentity, chain_keys
 
 BLOCK = 4
 VOCAB = 100
 CONTEXT = 64
+TWO_BY_TWO = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 EPOCH_S = 1_800_000_000.0
 IDENTITY = {
     "model_digest": "model",
@@ -182,6 +182,15 @@ class World:
             self.state.tick(self.now)
 
 
+def publish(world: World, ids: list[int], salt: str = "") -> list[bytes]:
+    """A decode node publishes the blocks of a sequence."""
+    keys = chain_keys(root(salt), ids, BLOCK)
+    parents = [root(salt), *keys]
+    published = [pb.Published(key=key, parent=parent) for key, parent in zip(keys, parents, strict=False)]
+    world.report("decode-0", published=published)
+    return keys
+
+
 def events(request: Request) -> tuple[list[int], pb.Finished | None]:
     """Tokens and the end, as far as they have come since the last call."""
     out: list[int] = []
@@ -194,100 +203,8 @@ def events(request: Request) -> tuple[list[int], pb.Finished | None]:
     return out, finished
 
 
-class ScriptedNode:
-    """A node that speaks the protocol through a NodeClient and generates token i as `(prompt length + i) % VOCAB`.
-
-    So the text that a client must get does not depend on who generates it or how often it is retried. A node that is
-    told to `hold` takes assignments and says nothing.
-    """
-
-    def __init__(
-        self, address: str, node_id: str, *, hold: bool = False, pace_s: float = 0.0, **fields: object
-    ) -> None:
-        self.info = node_info(node_id, **fields)
-        self.hold = hold
-        self.pace_s = pace_s
-        self.assignments: list[pb.Assignment] = []
-        self.cancellations: list[pb.Cancellation] = []
-        self.forgotten = 0
-        self.got_work = asyncio.Event()
-        self.got_cancellation = asyncio.Event()
-        self._seen = 0
-        self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._loop: asyncio.Task[None] | None = None
-        self.client = NodeClient(
-            address,
-            node_id=node_id,
-            incarnation=self.info.incarnation,
-            on_forgotten=self._forget,
-            patience_s=10.0,
-        )
-
-    async def __aenter__(self) -> "ScriptedNode":
-        await self.client.register(self.info)
-        self._loop = asyncio.create_task(self._fetch_forever())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.die()
-
-    async def die(self, *, leave: bool = False) -> None:
-        """Stops at once; without `leave`, as a killed process does."""
-        tasks = [task for task in (self._loop, *self._running.values()) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if not leave:
-            self.client._info = None
-        await self.client.close()
-
-    def _forget(self) -> None:
-        self.forgotten += 1
-        for task in self._running.values():
-            task.cancel()
-
-    async def _fetch_forever(self) -> None:
-        while True:
-            queues = pb.QueueReport(
-                seen=self._seen,
-                engines=[pb.EngineReport(free_tokens=self.info.decode_tokens) for _ in range(self.info.engines)],
-            )
-            reply = await self.client.fetch(queues, max_wait_s=0.2)
-            for cancellation in reply.cancellations:
-                self._cancel(cancellation)
-            for assignment in reply.assignments:
-                self._seen = max(self._seen, assignment.serial)
-                self.assignments.append(assignment)
-                self.got_work.set()
-                if not self.hold:
-                    key = assignment.request_id, assignment.attempt
-                    self._running[key] = asyncio.create_task(self._serve(assignment))
-
-    def _cancel(self, cancellation: pb.Cancellation) -> None:
-        self.cancellations.append(cancellation)
-        self.got_cancellation.set()
-        for (request_id, attempt), task in self._running.items():
-            if request_id == cancellation.request_id and attempt <= cancellation.attempt:
-                task.cancel()
-
-    async def _serve(self, assignment: pb.Assignment) -> None:
-        start, count = len(assignment.tokens), assignment.max_tokens
-        ids = [(start + index) % VOCAB for index in range(count)]
-        if self.info.role == pb.ROLE_PREFILL:
-            await self._say(assignment, ids[:1])
-            return
-        for token in ids[1:]:
-            await asyncio.sleep(self.pace_s)
-            await self._say(assignment, [token])
-        await self._say(assignment, [], finished=True)
-
-    async def _say(self, assignment: pb.Assignment, ids: list[int], **fields: object) -> None:
-        progress = pb.Progress(
-            request_id=assignment.request_id, attempt=assignment.attempt, tokens=said(*ids), **fields
-        )
-        await self.client.report(progress=[progress])
-
-
-def expected(message: pb.GenerateRequest) -> list[int]:
-    """What scripted nodes generate."""
-    return [(len(message.tokens) + index) % VOCAB for index in range(message.max_tokens)]
+def failure(request: Request) -> str:
+    _, finished = events(request)
+    assert finished is not None
+    assert finished.error
+    return finished.error

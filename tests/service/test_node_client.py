@@ -9,7 +9,8 @@ import pytest
 from dualpath_configs import MODES
 from dualpath_scheduler.service import NodeClient, SchedulerClient, SchedulerServer, SchedulerUnavailable
 from dualpath_scheduler.service import scheduler_pb2 as pb
-from tests.service.support import ScriptedNode, expected, make_spec, node_info, prompt, said
+from tests.service.scripted import ScriptedNode, expected
+from tests.service.support import make_spec, node_info, prompt, said
 
 pytestmark = pytest.mark.usefixtures("no_task_left_behind")
 

@@ -4,17 +4,7 @@ import pytest
 
 from dualpath_configs import MODES
 from dualpath_scheduler.service import scheduler_pb2 as pb
-from dualpath_storage.keys import chain_keys
-from tests.service.support import BLOCK, EPOCH_S, World, events, make_spec, prompt, root, said, tokens
-
-
-def publish(world: World, ids: list[int], salt: str = "") -> list[bytes]:
-    """A decode node publishes the blocks of a sequence."""
-    keys = chain_keys(root(salt), ids, BLOCK)
-    parents = [root(salt), *keys]
-    published = [pb.Published(key=key, parent=parent) for key, parent in zip(keys, parents, strict=False)]
-    world.report("decode-0", published=published)
-    return keys
+from tests.service.support import EPOCH_S, World, events, make_spec, prompt, publish, root, said, tokens
 
 
 def test_a_whole_life() -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from dualpath_configs import MODES, ModeSpec
 from dualpath_scheduler.service import scheduler_pb2 as pb
-from tests.service.support import BLOCK, CONTEXT, World, make_spec, prompt, tokens
-from tests.service.test_state_life import publish
+from tests.service.support import BLOCK, CONTEXT, World, make_spec, prompt, publish, tokens
 
 
 def queues(*engines: tuple[int, int, int], seen: int = 0, read_q: int = 0) -> pb.QueueReport:

@@ -63,24 +63,31 @@ class Dispatcher:
             self._place_in_turn(wall_s)
 
     def _place_by_policy(self, wall_s: float) -> None:
-        groups = [node for node in self._registry.reachable(pb.ROLE_PREFILL) if node.fetching]
-        self._take_prefill(policy.assign_prefill(self._prompts(), self._snapshots(groups)))
+        if self._for_prefill:
+            groups = [node for node in self._registry.reachable(pb.ROLE_PREFILL) if node.fetching]
+            self._take_prefill(policy.assign_prefill(self._prompts(), self._snapshots(groups)))
         groups = self._registry.reachable(pb.ROLE_DECODE)
         fetching = [node for node in groups if node.fetching]
-        if not fetching:
-            return
+        if self._for_decode and fetching:
+            self._drain(groups)
+        for node in fetching:
+            if node.queue:
+                (snapshot,) = self._snapshots([node])
+                self._take_decode(policy.assign_decode(self._rooms(node.queue), snapshot), wall_s)
+
+    def _drain(self, groups: list[Node]) -> None:
+        """Phase 1: from the global queue to the groups' own."""
         by_id = {node.info.node_id: node for node in groups}
         for request_id, node_id in policy.drain_to_groups(self._rooms(self._for_decode), self._snapshots(groups)):
             request = self._requests[request_id]
             self._for_decode.discard(request)
             by_id[node_id].queue.add(request)
-        for node in fetching:
-            (snapshot,) = self._snapshots([node])
-            self._take_decode(policy.assign_decode(self._rooms(node.queue), snapshot), wall_s)
 
     def _place_in_turn(self, wall_s: float) -> None:
-        self._take_prefill(self._deal(pb.ROLE_PREFILL, self._prompts()))
-        self._take_decode(self._deal(pb.ROLE_DECODE, self._rooms(self._for_decode)), wall_s)
+        if self._for_prefill:
+            self._take_prefill(self._deal(pb.ROLE_PREFILL, self._prompts()))
+        if self._for_decode:
+            self._take_decode(self._deal(pb.ROLE_DECODE, self._rooms(self._for_decode)), wall_s)
 
     def _deal(self, role: pb.Role, waiting: Iterable[WaitingRequest]) -> list[Placement]:
         nodes = self._snapshots(self._registry.reachable(role))
