@@ -89,11 +89,12 @@ class HostArena:
             async with asyncio.timeout(deadline_s):
                 slots = await granted
         except TimeoutError:
+            free = len(self._free)  # before the next in line takes them
             self._withdraw(waiter)
             raise ReservationTimeout(
                 "host buffer blocks",
                 blocks,
-                len(self._free),
+                free,
                 f"waited {deadline_s:g} s; raise host_buffer_blocks or reservation_deadline_s",
             ) from None
         except asyncio.CancelledError:

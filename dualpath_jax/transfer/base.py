@@ -45,7 +45,11 @@ class Failure(enum.Enum):
 
 
 class TransferError(Exception):
-    """A batch that did not arrive whole; any part of it may have been written."""
+    """A batch that did not arrive whole.
+
+    Any part of it may have been written, or may yet be until its region is deregistered: memory of a failed write is
+    used again only under another registration.
+    """
 
     def __init__(self, failure: Failure, peer: str, detail: str) -> None:
         super().__init__(f"transfer to {peer} {failure.value}: {detail}")

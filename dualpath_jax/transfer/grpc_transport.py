@@ -55,7 +55,8 @@ class GrpcTransport(Transport):
         self.gate = gate
         self._lane_dscp = dict(lane_dscp)
         self._regions = RegionTable()
-        self._streams: dict[tuple[str, Lane], OutboundStream] = {}
+        self._streams: dict[tuple[str, Lane], OutboundStream] = {}  # the latest of each
+        self._open: set[OutboundStream] = set()  # and those that are still winding down
         self._closing = asyncio.Event()
         self._inbound: set[asyncio.Task[None]] = set()
         self._owns_server = server is None
@@ -77,8 +78,7 @@ class GrpcTransport(Transport):
     async def close(self) -> None:
         self._closing.set()
         self._regions.clear()
-        streams, self._streams = list(self._streams.values()), {}
-        await asyncio.gather(*(stream.close(Failure.CLOSED, "this side is shutting down") for stream in streams))
+        await asyncio.gather(*(stream.close(Failure.CLOSED, "this side is shutting down") for stream in [*self._open]))
         if self._inbound:
             await asyncio.wait(self._inbound)
         if self._own_server is not None:
@@ -102,6 +102,8 @@ class GrpcTransport(Transport):
         stream = self._streams.get((peer, lane))
         if stream is None or stream.lost:
             stream = self._streams[peer, lane] = OutboundStream(peer, self._channel_options(lane))
+            self._open.add(stream)
+            stream.task.add_done_callback(lambda _, ended=stream: self._open.discard(ended))
         return stream
 
     def _channel_options(self, lane: Lane) -> list[tuple[str, int]]:

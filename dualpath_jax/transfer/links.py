@@ -77,6 +77,11 @@ class Link:
         await transfer.done
 
     @property
+    def free(self) -> bool:
+        """Whether it has no limit."""
+        return self._rate is None
+
+    @property
     def samples(self) -> Mapping[int, int]:
         """Bytes that passed in the wall-clock seconds `[i * sample_s, (i + 1) * sample_s)`, by i, in order."""
         return self._samples

@@ -80,7 +80,8 @@ class OutboundStream:
         self._consumed_bytes = 0
         self._heard_s = time.monotonic()
         self._end: tuple[Failure, str] | None = None
-        self._task = asyncio.create_task(self._run())
+        self.task = asyncio.create_task(self._run())
+        """Runs until everything has ended and the connection is closed."""
 
     async def write(self, batch: Sequence[RegionWrite], deadline_s: float) -> None:
         """As `Transport.write`, for a batch that is not empty."""
@@ -103,7 +104,7 @@ class OutboundStream:
     async def close(self, failure: Failure, detail: str) -> None:
         """Fail what is pending and disconnect. Safe to call twice."""
         self._end_with(failure, detail)
-        await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.gather(self.task, return_exceptions=True)
 
     def _abandon(self, batch: OutboundBatch) -> None:
         batch.finish(None)
@@ -120,7 +121,7 @@ class OutboundStream:
         if self._end is None:
             self._end = failure, detail
             self._fail_pending()
-            self._task.cancel()
+            self.task.cancel()
 
     def _fail_pending(self) -> None:
         self.lost = True
@@ -177,6 +178,8 @@ class OutboundStream:
                 self._handle(message)
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
+        except ValueError as error:
+            return f"it does not speak this protocol: {error}"
         return "the peer ended the stream"
 
     def _handle(self, message: bytes) -> None:

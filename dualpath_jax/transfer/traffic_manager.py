@@ -115,7 +115,8 @@ class TrafficManager:
 
         `deadline_s` bounds each block from its turn (when storage is asked) until it has passed the card; it waits for
         its turn as long as the blocks before it need. A block that is not OK costs the card nothing; with
-        `stop_at_failure`, those after the first such block are MISSING, "not read" (the usable prefix has ended).
+        `stop_at_failure`, those after the first such block that have not passed yet are MISSING, "not read" (the usable
+        prefix has ended).
 
         `quiet` of a result says until when its buffer must rest; `hold` is called with each such future as well, which
         covers cancellation too. When cancelled, returns once no store operation is running, by the deadline.

@@ -88,7 +88,6 @@ async def test_it_shares_a_server_with_other_services():
         await receiver.close()
         error = await failure_of(sender.write(receiver.address, batch, lane=Lane.LOAD, deadline_s=10))
         assert error.failure is Failure.PEER_LOST
-        assert "shutting down" in str(error)
         assert await channel.unary_unary("/other.Echo/Echo")(b"still") == b"still"
     await sender.close()
     await server.stop(None)

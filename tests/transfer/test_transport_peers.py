@@ -33,14 +33,20 @@ async def test_a_peer_process_gets_the_bytes_and_a_frozen_one_ends_at_the_deadli
         Failure.TIMED_OUT
     )
     assert 0.4 < time.monotonic() - start < 3
-    # A lane that has no connection yet ends in time as well.
-    assert await outcome(sender.write(peer.address, whole(source, peer.handle), lane=Lane.STORE, deadline_s=0.5)) is (
-        Failure.TIMED_OUT
-    )
     peer.thaw()
     source[:] = 5
     await sender.write(peer.address, whole(source, peer.handle), lane=Lane.LOAD, deadline_s=30)
     assert peer.digest() == digest(source)
+
+
+async def test_a_peer_that_is_frozen_before_the_first_write_ends_it_at_the_deadline(make_transport, peer_process):
+    sender = await make_transport()
+    peer = peer_process()
+    peer.freeze()
+    start = time.monotonic()
+    batch = whole(np.ones(MIB, np.uint8), peer.handle)
+    assert await outcome(sender.write(peer.address, batch, lane=Lane.STORE, deadline_s=0.5)) is Failure.TIMED_OUT
+    assert 0.4 < time.monotonic() - start < 3
 
 
 async def test_a_silent_stream_is_given_up_and_the_next_write_connects_anew(make_transport, peer_process, monkeypatch):

@@ -1,7 +1,9 @@
 """What the transfer tests share: payloads, gates, and a block store that can be told what goes wrong."""
 
 import asyncio
+import functools
 import hashlib
+import selectors
 
 import numpy as np
 import pytest
@@ -32,6 +34,53 @@ async def failure_of(awaitable):
     with pytest.raises(TransferError) as caught:
         await awaitable
     return caught.value
+
+
+class InstantSelector(selectors.DefaultSelector):
+    """Instead of waiting, moves its loop's clock on."""
+
+    def select(self, timeout=None):
+        if timeout:
+            self.loop.now_s += timeout + self.loop.late_s
+        return super().select(0 if timeout else timeout)
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """A loop on whose clock nothing but waiting takes time; every timer fires `late_s` late.
+
+    What is measured on it depends on nothing but the code, however busy the machine is.
+    """
+
+    def __init__(self):
+        selector = InstantSelector()
+        selector.loop = self
+        self.now_s = 1000.0
+        self.late_s = 0.0005
+        super().__init__(selector)
+
+    def time(self):
+        return self.now_s
+
+
+def virtual_time(test):
+    """Runs an async test on a `VirtualTimeLoop`: no network and no threads in it. It must leave no task behind."""
+
+    async def body(arguments):
+        await test(**arguments)
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    @functools.wraps(test)
+    def run(**arguments):
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            runner.run(body(arguments))
+
+    return run
+
+
+def now():
+    """The running loop's clock."""
+    return asyncio.get_running_loop().time()
 
 
 class Gate:

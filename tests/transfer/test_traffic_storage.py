@@ -1,0 +1,193 @@
+"""Storage through the traffic manager: order, windows, deadlines, what is counted, and what is left behind."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from dualpath_configs import NetworkSpec
+from dualpath_jax.transfer import GrpcTransport, TrafficManager, storage_traffic
+from dualpath_storage.store import BlockRead, BlockResult, BlockWrite, Status, StoreError
+from tests.transfer.testbed import LAYOUT, ScriptedStore, now, virtual_time
+
+BLOCK = LAYOUT.block_bytes
+
+
+def make_manager(*, free=False, **network):
+    """A manager whose transport is never used."""
+    transport = GrpcTransport(lane_dscp={})
+    return TrafficManager(transport, layout=LAYOUT, network=NetworkSpec(**network), engines=2, free=free)
+
+
+def key(i):
+    return i.to_bytes(4, "little")
+
+
+def store_of(blocks):
+    store = ScriptedStore()
+    store.blocks = {key(i): bytes([i % 251]) * BLOCK for i in range(blocks)}
+    return store
+
+
+def reads_of(indices):
+    buffers = [np.full(BLOCK, 255, np.uint8) for _ in indices]
+    return [BlockRead(key(i), b"", buffer.data) for i, buffer in zip(indices, buffers, strict=True)]
+
+
+async def read(manager, store, indices, **options):
+    reads = reads_of(indices)
+    return reads, await manager.read(store, reads, **{"deadline_s": 5.0} | options)
+
+
+@virtual_time
+async def test_reads_fill_the_buffers_at_the_cards_rate_and_are_counted():
+    manager, store = make_manager(snic_bytes_per_s=10e6, burst_bytes=1), store_of(200)
+    store.delay_s = 0.002
+    start = now()
+    reads, results = await read(manager, store, range(200))
+    took = now() - start
+    assert all(result.ok for result in results)
+    assert all(set(read.into.tobytes()) == {i % 251} for i, read in enumerate(reads))
+    assert took == pytest.approx(200 * BLOCK / 10e6, rel=0.03)
+    stats = manager.stats()
+    assert stats.snic_read_bytes == 200 * BLOCK == sum(sample.read_bytes for sample in stats.snic_samples)
+    assert stats.snic_read_busy_s == pytest.approx(200 * BLOCK / 10e6)
+    assert stats.snic_written_bytes == 0
+
+
+@virtual_time
+async def test_calls_are_served_first_come_first_served_unless_one_is_needed_first():
+    manager, store = make_manager(snic_bytes_per_s=50e6, burst_bytes=1), store_of(5)
+    # Blocks as large as the read-ahead: one at a time, in the order of service.
+    manager._storage._ahead.limit_bytes = BLOCK
+    calls = [((2,), [0, 1]), ((2,), [2]), ((1,), [3, 4])]
+    await asyncio.gather(*(read(manager, store, indices, need=need) for need, indices in calls))
+    assert store.order == [key(0), key(3), key(4), key(1), key(2)]
+
+
+@virtual_time
+async def test_the_read_ahead_is_bounded():
+    manager, store = make_manager(snic_bytes_per_s=2e6, burst_bytes=1), store_of(64)
+    manager._storage._ahead.limit_bytes = 4 * BLOCK
+    task = asyncio.create_task(read(manager, store, range(64)))
+    await asyncio.sleep(0.1)
+    passed = manager.stats().snic_read_bytes // BLOCK
+    assert passed <= len(store.order) <= passed + 6
+    assert manager.read_queue_tokens == pytest.approx((64 - passed) * LAYOUT.block_tokens, abs=2 * LAYOUT.block_tokens)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert manager.read_queue_tokens == 0
+    assert manager._storage._ahead.in_flight_bytes == 0
+
+
+@pytest.mark.parametrize("status", [Status.MISSING, Status.CORRUPT, Status.TIMED_OUT, Status.FAILED])
+@virtual_time
+async def test_the_first_block_that_is_not_ok_ends_the_call_and_costs_the_card_nothing(status):
+    manager, store = make_manager(snic_bytes_per_s=5e6, burst_bytes=1), store_of(100)
+    store.script[key(10)] = BlockResult(status, "as told")
+    _, results = await read(manager, store, range(100))
+    assert all(result.ok for result in results[:10])
+    assert results[10] == BlockResult(status, "as told")
+    assert set(results[11:]) == {BlockResult(Status.MISSING, "not read")}
+    assert manager.stats().snic_read_bytes <= 10 * BLOCK + 16384  # a chunk that was on the wire
+    assert manager.stats().snic_read_bytes >= 10 * BLOCK
+    assert manager.read_queue_tokens == 0
+    _, results = await read(manager, store, range(20), stop_at_failure=False)
+    assert [result.ok for result in results] == [i != 10 for i in range(20)]
+
+
+@virtual_time
+async def test_a_store_that_raises_fails_the_call_and_only_it():
+    manager, store = make_manager(), store_of(20)
+    store.script[key(3)] = StoreError("no permission")
+    other = asyncio.create_task(read(manager, store, range(10, 20)))
+    with pytest.raises(StoreError, match="no permission"):
+        await read(manager, store, range(10))
+    assert all(result.ok for result in (await other)[1])
+    assert manager._storage._ahead.in_flight_bytes == 0
+
+
+@virtual_time
+async def test_a_store_that_ignores_its_deadline_times_out_and_its_buffer_rests(monkeypatch):
+    monkeypatch.setattr(storage_traffic, "GRACE_S", 0.05)
+    manager, store = make_manager(), store_of(4)
+    store.script[key(1)] = "stuck"
+    held = []
+    _, results = await read(manager, store, range(4), deadline_s=0.1, hold=held.append)
+    assert [result.status for result in results] == [Status.OK, Status.TIMED_OUT, Status.OK, Status.OK]
+    assert "0.1 s" in results[1].detail
+    assert held == [results[1].quiet]
+    assert not held[0].done()
+    store.stuck.set()
+    await asyncio.wait_for(held[0], 5)
+
+
+@virtual_time
+async def test_a_cancelled_call_waits_for_the_store_and_says_which_buffers_must_rest(monkeypatch):
+    monkeypatch.setattr(storage_traffic, "GRACE_S", 0.05)
+    manager, store = make_manager(), store_of(4)
+    store.script[key(1)] = "stuck"
+    held = []
+    task = asyncio.create_task(read(manager, store, range(4), deadline_s=0.2, hold=held.append))
+    await asyncio.sleep(0.05)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0.01)
+    assert not task.done()  # the store may still write to the caller's buffer
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(held) == 1
+    assert manager._storage._ahead.in_flight_bytes == 0
+    await manager.close()
+    assert held[0].done()
+
+
+@virtual_time
+async def test_writes_arrive_in_a_bounded_window_and_each_has_its_own_result():
+    manager, store = make_manager(snic_bytes_per_s=20e6, burst_bytes=1), ScriptedStore()
+    store.delay_s = 0.01
+    store.script[key(5)] = BlockResult(Status.FULL, "no room")
+    manager._storage._writing.limit_bytes = 4 * BLOCK
+    data = [np.full(BLOCK, i, np.uint8) for i in range(40)]
+    writes = [BlockWrite(key(i), b"", b"", block.data) for i, block in enumerate(data)]
+    results = await manager.write(store, writes, deadline_s=5.0)
+    assert [result.status for result in results] == [Status.FULL if i == 5 else Status.OK for i in range(40)]
+    assert store.most_running <= 4
+    assert store.blocks == {key(i): data[i].tobytes() for i in range(40) if i != 5}
+    assert manager.stats().snic_written_bytes == 40 * BLOCK
+    assert manager.stats().snic_read_bytes == 0
+
+
+@virtual_time
+async def test_writes_do_not_slow_reads_down():
+    manager, store = make_manager(snic_bytes_per_s=10e6, burst_bytes=1), store_of(60)
+    block = bytes(BLOCK)
+    writes = [BlockWrite(key(1000 + i), b"", b"", memoryview(block)) for i in range(120)]
+    background = asyncio.create_task(manager.write(store, writes, deadline_s=5.0))
+    await asyncio.sleep(0)
+    start = now()
+    await read(manager, store, range(60))
+    assert now() - start == pytest.approx(60 * BLOCK / 10e6, rel=0.03)
+    assert not background.done()
+    background.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await background
+
+
+@virtual_time
+async def test_free_transfers_count_and_do_not_wait():
+    manager, store = make_manager(snic_bytes_per_s=1.0, free=True), store_of(50)
+    start = now()
+    _, results = await read(manager, store, range(50))
+    assert now() - start < 0.1
+    assert all(result.ok for result in results)
+    assert manager.stats().snic_read_bytes == 50 * BLOCK
+    assert manager.stats().snic_read_busy_s == 0.0
+
+
+@virtual_time
+async def test_an_empty_call_is_fine():
+    manager = make_manager(snic_bytes_per_s=1.0)
+    assert await manager.read(ScriptedStore(), [], deadline_s=1.0) == []
+    assert await manager.write(ScriptedStore(), [], deadline_s=1.0) == []
