@@ -3,20 +3,34 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
 SOURCES := dualpath_jax storage scheduler configs tests benchmarks tools
 
-.PHONY: demo test test-long bench lint types unit protos lock clean
+.PHONY: help demo test test-long bench lint types unit protos lock clean
+
+help:
+	@echo "make demo       replay agent sessions on a local cluster in three modes; report in build/demo/"
+	@echo "make test       lint, types and the test suite"
+	@echo "make test-long  the tests that take minutes each"
+	@echo "make bench      the benchmarks"
+	@echo "make lint, make types, make unit    the parts of make test"
+	@echo "make protos     regenerate the protocol-buffer modules"
+	@echo "make lock       resolve the dependencies anew (needs uv)"
+	@echo "make clean      remove $(VENV), build/ and the caches"
+	@echo
+	@echo "Everything installs into $(VENV) first, once; PYTHON=/path/to/python3.11 picks the interpreter."
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "$(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" >&2; exit 2; }
-	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@echo "Installing into $(VENV) with $$($(PYTHON) --version); this takes a minute or more"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) --require-hashes --requirement requirements.lock
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/dualpath-replay --config=local_1p1d --trace=demo --compare --report=build/demo
+	$(BIN)/dualpath-replay --config=local_1p1d --trace=demo --compare --report=build/demo --compilation_cache=build/compiled
 
 test: lint types unit
 
@@ -34,13 +48,13 @@ test-long: $(STAMP)
 	$(BIN)/python -m pytest -m long --timeout=1800
 
 bench: $(STAMP)
-	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	set -e; for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python $$script; done
 
 # Regenerate the protocol-buffer modules beside their .proto files.
 protos: $(STAMP)
 	$(BIN)/python tools/protos.py
 
-# Needs uv; resolves for every supported Python at once.
+# Resolves for every supported Python at once.
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev pyproject.toml --output-file requirements.lock
 
