@@ -1,4 +1,4 @@
-"""A whole cluster in one process and one event loop, on the fake engine: everything real but the model."""
+"""A whole cluster in one process and one event loop, on the fake engine or the Flax one."""
 
 import asyncio
 import contextlib
@@ -75,7 +75,8 @@ async def _run_node(
     kind: type[Node], spec: ClusterSpec, node_id: str, scheduler: str, started: "dict[str, Node]"
 ) -> None:
     role = "prefill" if kind is PrefillNode else "decode"
-    async with node_services(spec, build_engine(spec, role), bind="127.0.0.1:0") as services:
+    engine = await asyncio.to_thread(build_engine, spec, role)  # weights take a while, and the scheduler serves here
+    async with node_services(spec, engine, bind="127.0.0.1:0") as services:
         node = kind(services, node_id=node_id, scheduler=scheduler)
         started[node_id] = node
         await node.run()
