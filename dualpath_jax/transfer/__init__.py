@@ -1,5 +1,6 @@
 """Moving KV: the transport contract and its gRPC implementation, emulated cards, and the traffic manager."""
 
+from dualpath_jax.transfer.allocator import keep_freed_memory
 from dualpath_jax.transfer.base import (
     Failure,
     InboundGate,
@@ -28,4 +29,5 @@ __all__ = [
     "TrafficStats",
     "TransferError",
     "Transport",
+    "keep_freed_memory",
 ]

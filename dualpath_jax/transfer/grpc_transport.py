@@ -102,8 +102,7 @@ class GrpcTransport(Transport):
         stream = self._streams.get((peer, lane))
         if stream is None or stream.lost:
             stream = self._streams[peer, lane] = OutboundStream(peer, self._channel_options(lane))
-            self._open.add(stream)
-            stream.task.add_done_callback(lambda _, ended=stream: self._open.discard(ended))
+            self._open = {other for other in self._open if not other.task.done()} | {stream}
         return stream
 
     def _channel_options(self, lane: Lane) -> list[tuple[str, int]]:
