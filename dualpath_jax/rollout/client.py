@@ -3,11 +3,13 @@
 import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Self, TypeVar, final
 
 from dualpath_jax.rollout.generation import Generation, generation, token_choice
-from dualpath_scheduler.service import SchedulerClient
+from dualpath_jax.rollout.request import GenerateCall
+from dualpath_scheduler.service import InvalidRequest, SchedulerClient
 from dualpath_scheduler.service import scheduler_pb2 as pb
 
 T = TypeVar("T")
@@ -19,7 +21,8 @@ RECONNECT_S = 10.0
 class Client:
     """A connection to the scheduler at `address` (`host:port`), with an event loop on a thread of its own.
 
-    A context manager. Safe to use from several threads and event loops at once.
+    A context manager. Safe to use from several threads and event loops at once. Closing it ends what is running with
+    RuntimeError, as does using it afterwards.
     """
 
     def __init__(self, address: str) -> None:
@@ -27,6 +30,7 @@ class Client:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="dualpath-client", daemon=True)
         self._thread.start()
+        self._submitting = threading.Lock()
         self._closed = False
         self._scheduler = self._wait(self._connect())
 
@@ -47,10 +51,12 @@ class Client:
 
     def close(self) -> None:
         """End what is running and stop the thread. Safe to call twice."""
-        if self._closed:
-            return
-        self._closed = True
-        self._wait(self._end())
+        with self._submitting:
+            if self._closed:
+                return
+            self._closed = True
+        # Nothing is submitted after this, so nothing waits for a loop that has stopped.
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -72,7 +78,7 @@ class Client:
 
     def _wait(self, work: Coroutine[object, object, T]) -> T:
         """Run on the client's loop; an interrupted wait cancels the work."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._submit(work)
         try:
             return future.result()
         except BaseException:
@@ -81,16 +87,44 @@ class Client:
 
     async def _hand(self, work: Coroutine[object, object, T]) -> T:
         """The same, awaited from another loop."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return await asyncio.wrap_future(self._submit(work))
 
-    async def _generate(self, request: pb.GenerateRequest) -> Generation:
+    def _submit(self, work: Coroutine[object, object, T]) -> "Future[T]":
+        with self._submitting:
+            if not self._closed:
+                return asyncio.run_coroutine_threadsafe(self._until_closed(work), self._loop)
+        work.close()
+        raise self._is_closed()
+
+    async def _until_closed(self, work: Coroutine[object, object, T]) -> T:
+        """To whoever waits, the end of the client is an error and not a cancellation of its own task."""
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._closed:
+                raise self._is_closed() from None
+            raise
+
+    def _is_closed(self) -> RuntimeError:
+        return RuntimeError(f"the client of the scheduler at {self.address} is closed: open another one")
+
+    async def _generate(self, call: GenerateCall) -> Generation:
         choices = []
         finished = pb.Finished()
-        async for event in self._scheduler.generate(request, reconnect_s=RECONNECT_S):
+        async for event in self._scheduler.generate(await self._message(call), reconnect_s=RECONNECT_S):
             choices += [token_choice(token) for token in event.tokens]
             if event.HasField("finished"):
                 finished = event.finished
         return generation(choices, finished)
+
+    async def _message(self, call: GenerateCall) -> pb.GenerateRequest:
+        try:
+            return call.message()
+        except ValueError as error:
+            limits = await self._scheduler.describe()
+            raise InvalidRequest(
+                f"{error} (vocab_size {limits.vocab_size}, max_context_tokens {limits.max_context_tokens})"
+            ) from None
 
 
 @final
@@ -127,11 +161,11 @@ class Session:
         `max_tokens`) are taken as the generation, and their log-probabilities and the greedy choices are returned.
 
         Raises InvalidRequest (with the value and the limits), RequestFailed (naming the node where one is to blame),
-        SchedulerUnavailable, RuntimeError where another turn of this session is running.
+        SchedulerUnavailable, RuntimeError where another turn of this session is running or the client is closed.
         """
-        request = self._request(tokens, max_tokens, temperature, seed, stop_tokens, forced_tokens)
         with self._turn():
-            return self._append(tokens, self._client._wait(self._client._generate(request)))
+            call = self._call(tokens, max_tokens, temperature, seed, stop_tokens, forced_tokens)
+            return self._append(call, self._client._wait(self._client._generate(call)))
 
     async def generate_async(
         self,
@@ -144,11 +178,11 @@ class Session:
         forced_tokens: Sequence[int] | None = None,
     ) -> Generation:
         """`generate`, awaited; cancelling it cancels the request."""
-        request = self._request(tokens, max_tokens, temperature, seed, stop_tokens, forced_tokens)
         with self._turn():
-            return self._append(tokens, await self._client._hand(self._client._generate(request)))
+            call = self._call(tokens, max_tokens, temperature, seed, stop_tokens, forced_tokens)
+            return self._append(call, await self._client._hand(self._client._generate(call)))
 
-    def _request(
+    def _call(
         self,
         tokens: Sequence[int],
         max_tokens: int,
@@ -156,21 +190,15 @@ class Session:
         seed: int,
         stop_tokens: Sequence[int],
         forced_tokens: Sequence[int] | None,
-    ) -> pb.GenerateRequest:
-        return pb.GenerateRequest(
-            tokens=[*self._history, *tokens],
-            max_tokens=max_tokens,
-            sampling=pb.Sampling(temperature=temperature, seed=seed),
-            stop_tokens=stop_tokens,
-            forced_tokens=forced_tokens or (),
-            tenant_salt=self._tenant_salt,
-        )
+    ) -> GenerateCall:
+        prompt = [*self._history, *tokens]
+        return GenerateCall(prompt, max_tokens, temperature, seed, stop_tokens, forced_tokens, self._tenant_salt)
 
     def _turn(self) -> "_Turn":
         return _Turn(self._busy)
 
-    def _append(self, tokens: Sequence[int], result: Generation) -> Generation:
-        self._history += [*tokens, *result.tokens]
+    def _append(self, call: GenerateCall, result: Generation) -> Generation:
+        self._history = [*map(int, call.tokens), *result.tokens]
         return result
 
 

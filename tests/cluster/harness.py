@@ -53,6 +53,7 @@ class Cluster:
     client: SchedulerClient
     nodes: dict[str, Node]
     tasks: dict[str, "asyncio.Task[None]"]
+    address: str
 
     async def generate(self, tokens: list[int], max_tokens: int, **fields: object) -> Generation:
         request = pb.GenerateRequest(tokens=tokens, max_tokens=max_tokens, **fields)
@@ -102,7 +103,7 @@ async def running(spec: ClusterSpec) -> AsyncIterator[Cluster]:
             if task.done():
                 task.result()
         await ready
-        yield Cluster(spec, server, client, nodes, tasks)
+        yield Cluster(spec, server, client, nodes, tasks, address)
     finally:
         await client.close()
         for task in tasks.values():
