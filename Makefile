@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install
+LOG := $(VENV)/install.log
 SOURCES := dualpath_jax storage scheduler configs tests benchmarks tools
 
 .PHONY: help demo test test-long bench lint types unit protos lock clean
@@ -25,8 +26,9 @@ $(STAMP): requirements.lock pyproject.toml
 	  echo "$(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@echo "Installing into $(VENV) with $$($(PYTHON) --version); this takes a minute or more"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(PIP) --require-hashes --requirement requirements.lock
-	@$(PIP) --no-deps --no-build-isolation --editable .
+	@{ $(PIP) --require-hashes --requirement requirements.lock && \
+	  $(PIP) --no-deps --no-build-isolation --editable . ; } > $(LOG) 2>&1 || { \
+	  tail -n 20 $(LOG) >&2; echo "The installation failed; all of its output is in $(LOG)" >&2; exit 1; }
 	@touch $@
 
 demo: $(STAMP)
