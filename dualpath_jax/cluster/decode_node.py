@@ -58,7 +58,8 @@ class DecodeNode(Node):
         return 0.0
 
     def new_job(self, assignment: pb.Assignment) -> DecodeJob:
-        return DecodeJob(assignment, assignment.decode_engine, self.spec.block_tokens)
+        reads = assignment.decode_side_blocks
+        return DecodeJob(assignment, assignment.decode_engine, self.spec.block_tokens, planned_reads=reads)
 
     async def serve(self, job: Job) -> None:
         assert isinstance(job, DecodeJob)

@@ -26,8 +26,9 @@ class Job:
     assignment: pb.Assignment
     engine: int
     block_tokens: int
+    planned_reads: int = 0
+    """Blocks that this side is to read and has not asked storage for yet."""
     task: asyncio.Task[None] | None = None
-    reservation_blocks: int = 0
 
     @property
     def key(self) -> JobKey:

@@ -141,7 +141,9 @@ class Node(abc.ABC):
             engines[job.engine].tok += job.total_tokens
         for index, report in enumerate(engines):
             report.free_tokens = max(0, self.services.engine.limits.decode_tokens - self._page_tokens(index))
-        return pb.QueueReport(seen=self._seen, read_q_tokens=self.services.traffic.read_queue_tokens, engines=engines)
+        planned = sum(job.planned_reads for job in self.jobs) * self.spec.block_tokens
+        read_q_tokens = self.services.traffic.read_queue_tokens + planned
+        return pb.QueueReport(seen=self._seen, read_q_tokens=read_q_tokens, engines=engines)
 
     def _page_tokens(self, engine: int) -> int:
         block = self.spec.block_tokens

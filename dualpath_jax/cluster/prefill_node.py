@@ -49,7 +49,8 @@ class PrefillNode(Node):
         return self._time.tokens_per_s
 
     def new_job(self, assignment: pb.Assignment) -> PrefillJob:
-        return PrefillJob(assignment, assignment.prefill_engine, self.spec.block_tokens)
+        reads = assignment.prefill_side_blocks
+        return PrefillJob(assignment, assignment.prefill_engine, self.spec.block_tokens, planned_reads=reads)
 
     def _peer(self, assignment: pb.Assignment) -> DecodePeer:
         """The decode node of an assignment; a node that moved gets a new connection."""
