@@ -9,6 +9,7 @@ from absl import app, flags
 
 from dualpath_configs import ClusterSpec, SpecError, load_cluster
 from dualpath_configs.resolved import read_resolved
+from dualpath_jax.launch.lifetime import INTERRUPTED
 
 USAGE_ERROR = 2
 
@@ -25,23 +26,27 @@ def define_config_flags() -> None:
 
 def cluster_from_flags() -> ClusterSpec:
     """The spec that the flags name. Raises UsageError."""
-    name = flags.FLAGS.config
+    name, overrides = flags.FLAGS.config, flags.FLAGS.set
+    if name.endswith(".json") and overrides:
+        raise UsageError(f"--set={overrides[0]}: {name} is whole already: expected no overrides beside it")
     try:
         if name.endswith(".json"):
             return read_resolved(Path(name))
-        return load_cluster(name, dict(_override(text) for text in flags.FLAGS.set))
+        return load_cluster(name, dict(parse_override(text) for text in overrides))
     except SpecError as error:
         raise UsageError(str(error)) from error
 
 
-def _override(text: str) -> tuple[str, object]:
+def parse_override(text: str) -> tuple[str, object]:
+    """`key=value` with a value as TOML writes it, or a bare word, which is a string. Raises UsageError."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"--set={text}: expected key=value, such as --set=engines_per_node=4")
     try:
-        return key, tomllib.loads(f"value = {value}")["value"]
+        table = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
-        return key, value  # a bare word is a string
+        return key, value
+    return (key, table["value"]) if len(table) == 1 else (key, value)
 
 
 def run_command(main: Callable[[], int]) -> None:
@@ -57,14 +62,25 @@ def run_command(main: Callable[[], int]) -> None:
             return USAGE_ERROR
         except KeyboardInterrupt:
             print(f"{Path(argv[0]).name}: interrupted", file=sys.stderr)
-            return 130
+            return INTERRUPTED
 
-    app.run(guarded, flags_parser=_parse)
+    app.run(guarded, flags_parser=lambda argv: _parse(argv, main))
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
+def _parse(argv: Sequence[str], main: Callable[[], int]) -> list[str]:
+    if any(argument in ("--help", "-help", "-h") for argument in argv[1:]):
+        print(_help(Path(argv[0]).name, main))
+        sys.exit(0)
     try:
-        return app.parse_flags_with_usage(list(argv)) if "--help" in argv or "-h" in argv else flags.FLAGS(list(argv))
+        return flags.FLAGS(list(argv))
     except flags.Error as error:
         print(f"{Path(argv[0]).name}: {' '.join(str(error).split())}; see --help", file=sys.stderr)
         sys.exit(USAGE_ERROR)
+
+
+def _help(name: str, main: Callable[[], int]) -> str:
+    """What the command is for, and its own flags."""
+    module = sys.modules[main.__module__]
+    parts = [flags.FLAGS.module_help(part).strip("\n") for part in (module.__name__, __name__)]
+    own = [part.partition("\n")[2] for part in parts]  # less the module's name
+    return f"{module.__doc__}\n\nUsage: {name} [--flag=value ...]\n\n" + "\n".join(own)

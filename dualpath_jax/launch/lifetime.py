@@ -1,6 +1,7 @@
 """How a process of a cluster ends: a signal, or the end of the process that started it."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -11,28 +12,32 @@ from pathlib import Path
 
 GRACE_S = 5.0
 LOST_PARENT = 3
+INTERRUPTED = 130
 
 
 async def until_stopped(serve: Coroutine[object, object, None], *, with_stdin: bool) -> bool:
     """Run `serve` until it ends, or until SIGTERM or SIGINT, or the end of standard input, cancels it.
 
+    What is being compiled or loaded then is waited for; a second SIGINT ends the process at once, with status 130.
     Returns whether standard input had ended: whoever started this process is gone.
     """
     loop = asyncio.get_running_loop()
     orphaned = threading.Event()
-    task = asyncio.ensure_future(serve)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+    task = asyncio.create_task(serve)
+    # Both stay until the loop is closed, which may wait for a thread.
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    loop.add_signal_handler(signal.SIGINT, _interrupt, task)
     if with_stdin:
         threading.Thread(target=_watch_stdin, args=(loop, task, orphaned), daemon=True, name="stdin").start()
-    try:
+    with contextlib.suppress(asyncio.CancelledError):
         await task
-    except asyncio.CancelledError:
-        pass
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
     return orphaned.is_set()
+
+
+def _interrupt(task: "asyncio.Task[None]") -> None:
+    if task.done() or task.cancelling():
+        os._exit(INTERRUPTED)
+    task.cancel()
 
 
 def _watch_stdin(loop: asyncio.AbstractEventLoop, task: "asyncio.Future[None]", orphaned: threading.Event) -> None:

@@ -1,0 +1,128 @@
+"""Running the project's commands as a person would, in processes of their own."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MODULES = {"dualpath-launch": "dualpath_jax.launch.main", "dualpath-replay": "dualpath_jax.replay.main"}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    status: int
+    output: str
+    errors: str
+
+
+def command(name: str, *flags: str) -> list[str]:
+    """The console script beside this interpreter, or its module where it is not installed."""
+    script = Path(sys.executable).parent / name
+    return [str(script), *flags] if script.exists() else [sys.executable, "-m", MODULES[name], *flags]
+
+
+def run(name: str, *flags: str, timeout_s: float = 60.0) -> Ended:
+    """Run to the end. Raises TimeoutExpired, with the process killed, where it does not come."""
+    done = subprocess.run(command(name, *flags), capture_output=True, text=True, timeout=timeout_s, check=False)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def check_refused(ended: Ended, *texts: str) -> None:
+    """One line on standard error, with these texts, exit status 2, and nothing on standard output."""
+    lines = ended.errors.splitlines()
+    assert (ended.status, len(lines), ended.output) == (2, 1, ""), ended
+    for text in texts:
+        assert text in lines[0]
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Started:
+    """A command that runs, with its standard output and error in files."""
+
+    def __init__(self, folder: Path, label: str, name: str, *flags: str) -> None:
+        self._output, self._errors = folder / f"{label}.out", folder / f"{label}.err"
+        with self._output.open("wb") as output, self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                command(name, *flags), stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True
+            )
+
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the command and all that it started in its own session, as a terminal does."""
+        os.killpg(self.process.pid, number)
+
+    def end(self, timeout_s: float = 30.0) -> Ended:
+        """Wait for its end."""
+        status = self.process.wait(timeout_s)
+        return Ended(status, self._output.read_text(), self.errors)
+
+    def until_says(self, text: str, *, deadline_s: float = 60.0) -> str:
+        """Wait until its standard error has `text`; returns that line."""
+        end = time.monotonic() + deadline_s
+        while True:
+            for line in self.errors.splitlines():
+                if text in line:
+                    return line
+            assert self.process.poll() is None, f"it ended with {self.process.returncode}: {self.errors}"
+            assert time.monotonic() < end, f"it has not said {text!r}: {self.errors}"
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def ended_in_the_end(*started: Started) -> Iterator[None]:
+    """None of these survives the block."""
+    try:
+        yield
+    finally:
+        for one in started:
+            if one.process.poll() is None:
+                one.process.kill()
+                one.process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """Living processes that `pid` started, and those that they started."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                state, parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:2]
+                if state != "Z":
+                    parents[int(folder.name)] = int(parent)
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs: it exists, and is more than an exit status that nobody has read."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def all_gone(pids: list[int], *, deadline_s: float = 15.0) -> bool:
+    """Whether all of them have ended by the deadline."""
+    end = time.monotonic() + deadline_s
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
