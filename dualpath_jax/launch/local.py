@@ -3,12 +3,12 @@
 import shutil
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, final
 
-from dualpath_configs import ClusterSpec, load_cluster
+from dualpath_configs import ClusterSpec, SpecError, load_cluster
 from dualpath_configs.resolved import write_resolved
 from dualpath_jax.cluster.node_query import node_stats
 from dualpath_jax.cluster.peer_pb2 import StatsReply
@@ -26,15 +26,16 @@ class LocalCluster:
     folder that goes with the cluster; a `file://` URL is kept, and found again by the next cluster. Nodes emulate
     their engines on the CPU unless `platform` names another.
 
-    Raises ClusterError where a process does not come up, with the last line of its log.
+    Raises SpecError for storage that processes cannot share, and ClusterError where a process does not come up, with
+    the last line of its log.
     """
 
     def __init__(
         self, spec: ClusterSpec | str = "local_1p1d", *, platform: str = "cpu", compilation_cache: str = ""
     ) -> None:
         self.spec = load_cluster(spec) if isinstance(spec, str) else spec
-        if self.spec.storage.url.startswith("memory:"):
-            raise ValueError(
+        if self.spec.storage.url.removeprefix("faulty+").startswith("memory:"):
+            raise SpecError(
                 f"storage.url = {self.spec.storage.url!r}: processes share no memory; use file:///folder, or leave it "
                 "empty for a temporary folder"
             )
@@ -64,9 +65,13 @@ class LocalCluster:
         self._processes[name].kill()
 
     def stats(self) -> dict[str, StatsReply]:
-        """What passed the cards of each living node."""
-        nodes = self.client.describe().nodes
-        return {node.node_id: node_stats(node.address) for node in nodes}
+        """What passed the cards of each node that lives and answers."""
+        replies = {}
+        for name, process in self._processes.items():
+            if name != "scheduler" and process.running:
+                with suppress(ConnectionError):
+                    replies[name] = node_stats(process.address(deadline_s=0.0))
+        return replies
 
     def wait_until_stored(self, *, deadline_s: float = 30.0) -> None:
         """Wait until no node has a block on its way to storage. Raises ClusterError at the deadline."""

@@ -44,16 +44,28 @@ def load_hugging_face(directory: str | Path, spec: ModelSpec, mesh: Mesh | None 
         CheckpointError: a file, a tensor or the config does not fit; one line says which, what it is, and what was
             expected.
     """
-    folder = Path(directory)
-    config = read_json(folder / CONFIG_FILE)
-    require_same_model(_spec(config, folder / CONFIG_FILE), spec, folder / CONFIG_FILE)
     wanted = pieces(spec)
-    block = _scale_block(config)
-    tensors = _without_prediction_layers(list_tensors(folder), spec, config)
-    _check(tensors, [piece for group in wanted.values() for piece in group], block, folder)
+    tensors, block = _checked_tensors(Path(directory), spec, wanted)
     model = Decoder(spec)
     values = [_assemble(tensors, wanted[path], parameter, block) for path, parameter in named_parameters(model)]
     return with_leaves(model, place(model, values, mesh))
+
+
+def check_hugging_face(directory: str | Path, spec: ModelSpec) -> None:
+    """Raises CheckpointError where `load_hugging_face` would; reads the config and the files' headers alone."""
+    _checked_tensors(Path(directory), spec, pieces(spec))
+
+
+def _checked_tensors(
+    folder: Path, spec: ModelSpec, wanted: Mapping[str, Sequence[Piece]]
+) -> tuple[Mapping[str, StoredTensor], tuple[int, int]]:
+    """The tensors of a folder that fits, and the rows and columns that an FP8 scale is of."""
+    config = read_json(folder / CONFIG_FILE)
+    require_same_model(_spec(config, folder / CONFIG_FILE), spec, folder / CONFIG_FILE)
+    block = _scale_block(config)
+    tensors = _without_prediction_layers(list_tensors(folder), spec, config)
+    _check(tensors, [piece for group in wanted.values() for piece in group], block, folder)
+    return tensors, block
 
 
 def require_same_model(stored: ModelSpec, spec: ModelSpec, file: Path) -> None:
