@@ -80,7 +80,9 @@ async def _node(spec: ClusterSpec) -> None:
     from dualpath_jax.cluster.decode_node import DecodeNode
     from dualpath_jax.cluster.prefill_node import PrefillNode
     from dualpath_jax.cluster.services import node_services
+    from dualpath_jax.transfer import keep_freed_memory
 
+    keep_freed_memory()
     kind = PrefillNode if FLAGS.role == "prefill" else DecodeNode
     async with node_services(spec, await asyncio.to_thread(_engine, spec), bind=FLAGS.bind) as services:
         await kind(services, node_id=FLAGS.node_id, scheduler=FLAGS.scheduler).run(_ready)

@@ -1,0 +1,1 @@
+"""Engine groups: the contract (`base`), the Flax engine, the fake one, their oracle, and host buffers."""

@@ -1,0 +1,1 @@
+"""Replaying traces: `dualpath-replay`, and the check that runs agree."""
