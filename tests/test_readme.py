@@ -22,7 +22,7 @@ DOCUMENTS = (
     "README.md",
     *(f"{name}/README.md" for name in ("configs", "storage", "scheduler", "dualpath_jax", "tests")),
 )
-GUIDES = (*DOCUMENTS, "docs/architecture.md")
+GUIDES = (*DOCUMENTS, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
 README = (ROOT / "README.md").read_text()
 SCRIPTS = pathlib.Path(sys.executable).parent
 
@@ -91,18 +91,35 @@ def test_make_targets_exist():
     assert targets <= set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
 
 
+@functools.cache
+def tree() -> frozenset[str]:
+    """Every file and folder of the project, as paths that begin with a slash."""
+    tops = [path for path in ROOT.iterdir() if path.name != "build" and not path.name.startswith(".")]
+    return frozenset(f"/{path.relative_to(ROOT)}" for top in tops for path in [top, *top.rglob("*")])
+
+
 @pytest.mark.parametrize("document", GUIDES)
 def test_files_that_are_named_exist(document):
     text = prose(document)
-    folder = (ROOT / document).parent
-    linked = [name for name in re.findall(r"\]\(([^)]+)\)", text) if "://" not in name]
-    quoted = re.findall(r"`([\w./-]+(?:\.(?:py|toml|md|proto|jsonl)|/))`", text)
-    named = [name for name in [*linked, *quoted] if not name.startswith((".venv", "build/"))]
-    anywhere = {path.name for path in ROOT.rglob("*.*") if ".venv" not in path.parts}
+    links = [name for name in re.findall(r"\]\(([^)]+)\)", text) if "://" not in name]
+    assert [name for name in links if not ((ROOT / document).parent / name).exists()] == []
+    names = re.findall(r"`([\w./-]+(?:\.(?:py|toml|md|proto|jsonl)|/))(?:::\w+)?`", text)
+    kept = [name.rstrip("/") for name in names if not name.startswith((".venv", "build/", "mine."))]
+    assert [name for name in kept if not any(path.endswith(f"/{name}") for path in tree())] == []
+
+
+@pytest.mark.parametrize("document", GUIDES)
+def test_functions_that_are_named_exist(document):
+    named = re.findall(r"`(?:[\w/]+/)?(\w+\.py)::(\w+)`|`([A-Z]\w+)\.(\w+)`", prose(document))
+    sources = {path: (ROOT / path[1:]).read_text() for path in tree() if path.endswith((".py", ".pyi"))}
     missing = [
-        name
-        for name in named
-        if not (folder / name).exists() and not (ROOT / name).exists() and ("/" in name or name not in anywhere)
+        f"{file or owner}: {function or method}"
+        for file, function, owner, method in named
+        if not any(
+            (path.endswith(f"/{file}") if file else f"class {owner}" in source)
+            and re.search(rf"\b(?:def {function or method}\(|{function or method}:)", source)
+            for path, source in sources.items()
+        )
     ]
     assert missing == []
 
