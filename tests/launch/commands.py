@@ -2,12 +2,13 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,13 +52,20 @@ def free_port() -> int:
 
 
 class Started:
-    """A command that runs, with its standard output and error in files."""
+    """A command that runs, with its standard output and error in files, and temporary files below `folder / "tmp"`."""
 
     def __init__(self, folder: Path, label: str, name: str, *flags: str) -> None:
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(exist_ok=True)
         self._output, self._errors = folder / f"{label}.out", folder / f"{label}.err"
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                command(name, *flags), stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True
+                command(name, *flags),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+                env={**os.environ, "TMPDIR": str(self.temporary)},
             )
 
     @property
@@ -73,15 +81,12 @@ class Started:
         status = self.process.wait(timeout_s)
         return Ended(status, self._output.read_text(), self.errors)
 
-    def until_says(self, text: str, *, deadline_s: float = 60.0) -> str:
-        """Wait until its standard error has `text`; returns that line."""
+    def until_says(self, pattern: str, *, deadline_s: float = 60.0) -> None:
+        """Wait until its standard error has what matches `pattern`."""
         end = time.monotonic() + deadline_s
-        while True:
-            for line in self.errors.splitlines():
-                if text in line:
-                    return line
+        while not re.search(pattern, self.errors):
             assert self.process.poll() is None, f"it ended with {self.process.returncode}: {self.errors}"
-            assert time.monotonic() < end, f"it has not said {text!r}: {self.errors}"
+            assert time.monotonic() < end, f"it has not said {pattern!r}: {self.errors}"
             time.sleep(0.02)
 
 
@@ -97,19 +102,22 @@ def ended_in_the_end(*started: Started) -> Iterator[None]:
                 one.process.wait()
 
 
-def descendants(pid: int) -> list[int]:
-    """Living processes that `pid` started, and those that they started."""
+def descendants(pid: int) -> dict[int, str]:
+    """Living processes that `pid` started, and those that they started, with their command lines."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
                 state, parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:2]
+                line = (folder / "cmdline").read_text().replace("\0", " ")
                 if state != "Z":
-                    parents[int(folder.name)] = int(parent)
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found[1:]
+                    parents[int(folder.name)] = int(parent), line
+    found: dict[int, str] = {}
+    below = {pid}
+    while below:
+        found |= {child: line for child, (parent, line) in parents.items() if child in below and child != pid}
+        below = {child for child, (parent, _) in parents.items() if parent in below}
+    return found
 
 
 def alive(pid: int) -> bool:
@@ -120,7 +128,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def all_gone(pids: list[int], *, deadline_s: float = 15.0) -> bool:
+def all_gone(pids: Iterable[int], *, deadline_s: float = 15.0) -> bool:
     """Whether all of them have ended by the deadline."""
     end = time.monotonic() + deadline_s
     while any(map(alive, pids)) and time.monotonic() < end:
