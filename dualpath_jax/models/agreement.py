@@ -7,8 +7,8 @@ from dualpath_configs.model import ModelSpec
 FLOAT32_EPSILON = 1e-4
 """Of log-probabilities, with float32 KV: some ten times what reordered sums make."""
 
-ROUTING_NOISE = 1e-6
-"""Of biased router scores, with float32 KV. A token whose routing margin is below it may go to other experts."""
+SCORE_NOISE = 1e-7
+"""Of a biased router score between two runs, with float32 KV: root mean square per root of the layers up to there."""
 
 SCORE_DEVIATION = 2.0
 """Of attention scores over a context (weights drawn from a seed have it by construction)."""
@@ -34,6 +34,17 @@ def agreement_epsilon(spec: ModelSpec) -> float:
         return FLOAT32_EPSILON
     gain = math.sqrt(2) * (1 + SCORE_DEVIATION) * math.sqrt(spec.num_hidden_layers)
     return DEVIATIONS * gain * bfloat16_rounding_difference()
+
+
+def routing_noise(spec: ModelSpec) -> float:
+    """The margin below which two correct runs may choose differently (`router.routing_margins`).
+
+    The margin between two groups is made of four scores, a group counting two; that between two experts of two. For
+    bfloat16 KV, 0: so many choices tip there that none can be named.
+    """
+    if spec.kv_dtype != "float32":
+        return 0.0
+    return DEVIATIONS * math.sqrt(4) * SCORE_NOISE * math.sqrt(spec.num_hidden_layers)
 
 
 def bfloat16_rounding_difference() -> float:

@@ -41,14 +41,15 @@ class MoE(nnx.Module):
         self.down = declare.weight({"experts": experts, "ffn": width, "hidden": hidden}, fan_in=width)
         self.shared = DenseFFN(declare, hidden, spec.n_shared_experts * width) if spec.n_shared_experts else None
 
-    def __call__(self, x_TD: jax.Array, axis: str | None) -> jax.Array:
+    def __call__(self, x_TD: jax.Array, axis: str | None, tips_T2: jax.Array | None = None) -> jax.Array:
         """`[T, D]` in and out, each token by itself, so padding changes no other token.
 
         With `axis`, inside `jax.shard_map`: each shard has its own tokens and its own experts; all shards' tokens are
-        gathered, each shard adds up what its experts say, and the sums are scattered back. With None: no collective.
+        gathered, each shard adds up what its experts say, and the sums are scattered back. With None: no collective,
+        and `tips_T2` may tip the router's choices (`router.route`).
         """
         if axis is None:
-            routed = self._local_experts(x_TD, first=0)
+            routed = self._local_experts(x_TD, first=0, tips_T2=tips_T2)
         else:
             with jax.named_scope("moe_all_gather"):
                 all_tokens = jax.lax.all_gather(x_TD, axis, tiled=True)
@@ -61,9 +62,9 @@ class MoE(nnx.Module):
         """Of normed inputs, float32 `[T, n_routed_experts]`."""
         return jnp.matmul(x_TD.astype(jnp.float32), self.router[...].astype(jnp.float32), precision="highest")
 
-    def _local_experts(self, x_TD: jax.Array, first: jax.Array | int) -> jax.Array:
+    def _local_experts(self, x_TD: jax.Array, first: jax.Array | int, tips_T2: jax.Array | None = None) -> jax.Array:
         """What experts `[first, first + local)` add to each token."""
-        weights, chosen = route(self.router_logits(x_TD), self.router_bias[...], self.spec)
+        weights, chosen = route(self.router_logits(x_TD), self.router_bias[...], self.spec, tips_T2)
         arrays = self.gate[...], self.up[...], self.down[...]
         dense = prefers_dense(chosen=chosen.shape[1], experts=arrays[0].shape[0])
         return (experts_dense if dense else experts_grouped)(x_TD, weights, chosen - first, arrays)

@@ -3,52 +3,82 @@
 KV is rounded where the cache would round it. Everything else is what the definition says, in the expanded form.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dualpath_configs.model import ModelSpec
+from dualpath_jax.models.agreement import routing_noise
 from dualpath_jax.models.decoder import Decoder, DecoderLayer
 from dualpath_jax.models.feed_forward import MoE
 from dualpath_jax.models.kv import round_kv
 from dualpath_jax.models.mla import MLA
 from dualpath_jax.models.parameters import Structure, flatten
-from dualpath_jax.models.router import routing_margin
+from dualpath_jax.models.router import PLACES, routing_margins
 
 QUERIES_AT_A_TIME = 128
 """Rows of the causal matrix held at once, so that it fits in memory; each row is complete."""
 
 
+class Decision(NamedTuple):
+    """One choice of one layer's router for one token; `place` is one of `router.PLACES`."""
+
+    token: int
+    layer: int
+    place: str
+
+
+@dataclass(frozen=True)
+class ReferenceRun:
+    """Logits after each token, float32 `[T, vocab]`, and the margins of each choice of a router, `[T, layers, 2]`."""
+
+    logits: np.ndarray
+    margins: np.ndarray
+
+    def near_ties(self, spec: ModelSpec) -> dict[Decision, float]:
+        """The choices that another correct run may make the other way, with their margins."""
+        found = np.argwhere(self.margins < routing_noise(spec))
+        return {
+            Decision(int(token), int(layer), PLACES[place]): float(self.margins[token, layer, place])
+            for token, layer, place in found
+        }
+
+
 def reference_logits(model: Decoder, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
     """Logits after each token, float32 `[T, vocab]`."""
-    return _run(model, tokens)[0]
+    return reference_run(model, tokens).logits
 
 
 def reference_logprobs(model: Decoder, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
     """Log-probabilities of each next token, float32 `[T, vocab]`."""
-    logits = reference_logits(model, tokens).astype(np.float64)
+    return log_softmax(reference_logits(model, tokens))
+
+
+def log_softmax(logits_TV: np.ndarray) -> np.ndarray:
+    """In float64, rounded to float32 at the end."""
+    logits = logits_TV.astype(np.float64)
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return (shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))).astype(np.float32)
 
 
-def reference_routing_margins(model: Decoder, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-    """How near each token is to other experts in some layer (`routing_margin`), float32 `[T]`.
-
-    Below the noise of two runs (`agreement.ROUTING_NOISE`) they may choose differently, and then differ by more than
-    the agreement epsilon at that token and at whatever attends to it.
-    """
-    return _run(model, tokens)[1]
-
-
-def _run(model: Decoder, tokens: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def reference_run(
+    model: Decoder, tokens: Sequence[int] | np.ndarray, tipped: Collection[Decision] = ()
+) -> ReferenceRun:
+    """The whole sequence with these choices of routers tipped: made the other way, whatever their margin."""
     ids = np.asarray(tokens, np.int32)
     padded = np.zeros(bucket_tokens(ids.size), np.int32)
     padded[: ids.size] = ids
+    tips = np.zeros((padded.size, model.spec.num_hidden_layers, len(PLACES)), bool)
+    for token, layer, place in tipped:
+        tips[token, layer, PLACES.index(place)] = True
     with jax.default_matmul_precision("highest"):
-        logits, margins = _forward(*flatten(model), padded)
-    return np.asarray(logits)[: ids.size], np.asarray(margins)[: ids.size]
+        logits, margins = _forward(*flatten(model), padded, tips)
+    return ReferenceRun(np.asarray(logits)[: ids.size], np.asarray(margins)[: ids.size])
 
 
 def bucket_tokens(tokens: int) -> int:
@@ -59,32 +89,37 @@ def bucket_tokens(tokens: int) -> int:
 
 
 @partial(jax.jit, static_argnames="structure")
-def _forward(structure: Structure, leaves: tuple[jax.Array, ...], tokens_T: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Logits `[T, vocab]` and routing margins `[T]` of a padded sequence."""
+def _forward(
+    structure: Structure, leaves: tuple[jax.Array, ...], tokens_T: jax.Array, tips_TL2: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Logits `[T, vocab]` and routing margins `[T, L, 2]` of a padded sequence."""
     model: Decoder = structure.build(leaves)
     x_TD = model.embed(tokens_T)
-    nearest_T = jnp.full(tokens_T.shape[0], jnp.inf, jnp.float32)
+    tips_LT2 = jnp.swapaxes(tips_TL2, 0, 1)
+    first, margins = 0, []
     for stack in model.stacks:
         layer_structure, layer_leaves = flatten(stack)
+        last = first + layer_leaves[0].shape[0]
 
         def run(
-            x_TD: jax.Array, layer: tuple[jax.Array, ...], of: Structure = layer_structure
+            x_TD: jax.Array, layer: tuple[tuple[jax.Array, ...], jax.Array], of: Structure = layer_structure
         ) -> tuple[jax.Array, jax.Array]:
-            return _layer(of.build(layer), x_TD)
+            return _layer(of.build(layer[0]), x_TD, layer[1])
 
-        x_TD, margins_LT = jax.lax.scan(run, x_TD, layer_leaves)
-        nearest_T = jnp.minimum(nearest_T, jnp.min(margins_LT, axis=0))
-    return model.logits(x_TD), nearest_T
+        x_TD, margins_LT2 = jax.lax.scan(run, x_TD, (layer_leaves, tips_LT2[first:last]))
+        margins.append(margins_LT2)
+        first = last
+    return model.logits(x_TD), jnp.swapaxes(jnp.concatenate(margins), 0, 1)
 
 
-def _layer(layer: DecoderLayer, x_TD: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _layer(layer: DecoderLayer, x_TD: jax.Array, tips_T2: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The stream after a layer, and the router's margins `[T, 2]`."""
     x_TD = x_TD + layer.attention.project(_attend(layer.attention, layer.input_norm(x_TD)))
     normed_TD, ffn = layer.post_norm(x_TD), layer.ffn
     if isinstance(ffn, MoE):
-        margins_T = routing_margin(ffn.router_logits(normed_TD), ffn.router_bias[...], ffn.spec)
-    else:
-        margins_T = jnp.full(x_TD.shape[0], jnp.inf, jnp.float32)
-    return x_TD + ffn(normed_TD, None), margins_T
+        margins = routing_margins(ffn.router_logits(normed_TD), ffn.router_bias[...], ffn.spec, tips_T2)
+        return x_TD + ffn(normed_TD, None, tips_T2), margins
+    return x_TD + ffn(normed_TD), jnp.full(tips_T2.shape, jnp.inf, jnp.float32)
 
 
 def _attend(mla: MLA, x_TD: jax.Array) -> jax.Array:

@@ -14,7 +14,11 @@ from dualpath_jax.replay.play import TurnKey
 
 @dataclass(frozen=True)
 class Agreement:
-    """The comparison of one run with another: what was compared, how far apart, and what is beyond ε."""
+    """The comparison of one run with another: what was compared, how far apart, and what is beyond ε.
+
+    `sessions` are those that problems are in. `near_ties` has a line for each session that is left out of the rest
+    because it agrees once near-ties of routers fall the other way (`replay.ties`).
+    """
 
     run: str
     reference: str
@@ -22,13 +26,16 @@ class Agreement:
     positions: int
     largest_difference: float
     problems: tuple[str, ...]
+    sessions: tuple[str, ...] = ()
+    near_ties: tuple[str, ...] = ()
 
     def line(self, epsilon: float) -> str:
         """One line for a person."""
         verdict = "agrees with" if not self.problems else f"DISAGREES at {len(self.problems)} positions with"
         compared = f"{self.requests} requests, {self.positions} tokens"
         distance = f"log-probabilities within {self.largest_difference:.1e} (ε = {epsilon:.0e})"
-        return f"{self.run} {verdict} {self.reference}: {compared}, {distance}"
+        tied = f"; {len(self.near_ties)} more sessions agree but for near-ties of routers" if self.near_ties else ""
+        return f"{self.run} {verdict} {self.reference}: {compared}, {distance}{tied}"
 
 
 def compare(
@@ -40,20 +47,33 @@ def compare(
     epsilon: float,
 ) -> Agreement:
     """Compare the turns that `expected` has. One that `choices` lacks, or has with another length, is a problem."""
-    problems, largest, positions = [], 0.0, 0
+    problems, sessions, largest, positions = [], [], 0.0, 0
     for key, wanted in expected.items():
         got = choices.get(key, ())
         where = f"session {key[0]} turn {key[1]}"
         if len(got) != len(wanted):
             problems.append(f"{where}: {run} has {len(got)} tokens, {reference} {len(wanted)}")
+            sessions.append(key[0])
             continue
+        positions += len(wanted)
+        largest = max(largest, largest_difference(got, wanted))
         for position, (mine, other) in enumerate(zip(got, wanted, strict=True)):
-            positions += 1
-            largest = max(largest, abs(mine.logprob - other.logprob))
             problem = _difference(mine, other, epsilon)
             if problem:
                 problems.append(f"{where}, token {position}: {problem}")
-    return Agreement(run, reference, len(expected), positions, largest, tuple(problems))
+                sessions.append(key[0])
+    return Agreement(run, reference, len(expected), positions, largest, tuple(problems), tuple(dict.fromkeys(sessions)))
+
+
+def largest_difference(got: Sequence[TokenChoice], wanted: Sequence[TokenChoice]) -> float:
+    """Of log-probabilities, over positions of two sequences of one length."""
+    return max((abs(mine.logprob - other.logprob) for mine, other in zip(got, wanted, strict=True)), default=0.0)
+
+
+def first_departure(got: Sequence[TokenChoice], wanted: Sequence[TokenChoice], epsilon: float) -> int | None:
+    """The first position where `got` differs from the reference by more than agreement allows; None: none does."""
+    pairs = zip(got, wanted, strict=True)
+    return next((at for at, (mine, other) in enumerate(pairs) if _difference(mine, other, epsilon)), None)
 
 
 def _difference(mine: TokenChoice, other: TokenChoice, epsilon: float) -> str:

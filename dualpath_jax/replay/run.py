@@ -3,8 +3,8 @@
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
@@ -15,6 +15,7 @@ from dualpath_jax.launch.local import LocalCluster
 from dualpath_jax.replay.agreement import Agreement, compare, spread_sample
 from dualpath_jax.replay.play import PlayedTurn, TurnKey, play
 from dualpath_jax.replay.records import run_record
+from dualpath_jax.replay.ties import TieSearch
 from dualpath_scheduler.report import RunRecord
 from dualpath_scheduler.workload import Trace
 
@@ -69,23 +70,40 @@ def check(spec: ClusterSpec, trace: Trace, runs: Sequence[ModeRun], *, sample: i
     Returns the comparisons and ε. Turns that failed are compared nowhere: they are failures already.
     """
     oracle, epsilon = build_oracle(spec)
+    search = TieSearch(oracle, epsilon, trace)
     first = runs[0]
-    both = [in_both(first.choices, run.choices) for run in runs[1:]]
-    comparisons = [
-        compare(run.record.mode, run.choices, first.record.mode, expected, epsilon=epsilon)
-        for run, expected in zip(runs[1:], both, strict=True)
-    ]
-    sessions = {session.session_id: session for session in trace.sessions}
+    comparisons = []
+    for run in runs[1:]:
+        expected = in_both(first.choices, run.choices)
+        comparisons.append(_compare_but_for_ties(search, [run, first], first.record.mode, expected, epsilon=epsilon))
     common = [key for key in first.choices if all(key in run.choices for run in runs)]
-    reference = {}
-    for key in tqdm(spread_sample(common, sample), desc="no-cache", unit="req", file=sys.stderr, dynamic_ncols=True):
-        session, turn = sessions[key[0]], key[1]
-        prompt, generated = session.prompt_tokens(turn), session.turns[turn].generate_tokens
-        reference[key] = oracle(prompt.tolist(), generated.tolist())
-    comparisons += [
-        compare(run.record.mode, run.choices, "the no-cache reference", reference, epsilon=epsilon) for run in runs
-    ]
+    sampled = tqdm(spread_sample(common, sample), desc="no-cache", unit="req", file=sys.stderr, dynamic_ncols=True)
+    reference = {key: search.reference(key[0]).choices(key[1]) for key in sampled}
+    for run in runs:
+        comparisons.append(_compare_but_for_ties(search, [run], "the no-cache reference", reference, epsilon=epsilon))
     return comparisons, epsilon
+
+
+def _compare_but_for_ties(
+    search: TieSearch,
+    runs: Sequence[ModeRun],
+    reference: str,
+    expected: Mapping[TurnKey, Sequence[TokenChoice]],
+    *,
+    epsilon: float,
+) -> Agreement:
+    """Compare the first of `runs`; where it disagrees in a session, near-ties of all of them may explain that."""
+    name, choices = runs[0].record.mode, runs[0].choices
+    found = compare(name, choices, reference, expected, epsilon=epsilon)
+    near_ties = {}
+    for session_id in found.sessions:
+        explanations = [search.explain(run.record.mode, run.choices, session_id) for run in runs]
+        lines = [explanation.line() for explanation in explanations if explanation and explanation.ties]
+        if lines and all(explanations):
+            near_ties[session_id] = "; ".join(lines)
+    rest = {key: wanted for key, wanted in expected.items() if key[0] not in near_ties}
+    strict = compare(name, choices, reference, rest, epsilon=epsilon)
+    return replace(strict, near_ties=tuple(near_ties.values()))
 
 
 def in_both(
