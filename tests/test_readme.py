@@ -206,7 +206,7 @@ def test_a_replay_runs_as_written(tmp_path):
         [SCRIPTS / command, *arguments, *short], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert result.returncode == 0, result.stderr
-    assert "dualpath agrees with the no-cache reference: 2 requests" in result.stdout
+    assert "dualpath agrees with the no-cache reference" in result.stdout
     written = {path.name for path in (tmp_path / "build" / "report").iterdir()}
     assert written == set(re.findall(r"`(\w+\.(?:json|csv|png))`", README)) - {"config.json"}
 
