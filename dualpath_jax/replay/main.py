@@ -108,6 +108,8 @@ def _verdict(runs: Sequence[ModeRun], comparisons: Sequence[Agreement], epsilon:
         print(comparison.line(epsilon))
         for problem in comparison.problems[:SHOWN]:
             print(f"  {problem}", file=sys.stderr)
+    for line in dict.fromkeys(line for comparison in comparisons for line in comparison.near_ties):
+        print(f"  {line}")
     failures = [(run.record.mode, turn) for run in runs for turn in run.failures]
     for mode, turn in failures[:SHOWN]:
         print(f"{mode}: session {turn.session_id} turn {turn.turn} failed: {turn.error}", file=sys.stderr)
