@@ -12,13 +12,17 @@ from typing import Self, final
 import numpy as np
 
 from dualpath_jax.engine.base import EngineGroup, PrefillChunk
-from dualpath_jax.models.attention_cost import visible_pairs
 
 PROBE_TOKENS = 64
 """New tokens of a timed pass: an agent's turn."""
 
 PROBE_REPEATS = 2
 """Times that each pass is run; the fastest counts."""
+
+
+def _pairs(cached: int, new: int) -> float:
+    """What `models.attention_cost.visible_pairs` says, without the import of JAX: fake engines do without it."""
+    return new * cached + new * (new + 1) / 2
 
 
 @final
@@ -50,7 +54,7 @@ class AttentionTimeModel:
 
         Raises ValueError unless two samples differ in their pairs.
         """
-        pairs = np.array([visible_pairs(sample.cached, sample.new) for sample in samples])
+        pairs = np.array([_pairs(sample.cached, sample.new) for sample in samples])
         seconds = np.array([sample.seconds for sample in samples])
         if np.unique(pairs).size < 2:
             raise ValueError(f"{len(samples)} samples with pairs {np.unique(pairs)}: expected two that differ")
@@ -63,7 +67,7 @@ class AttentionTimeModel:
 
     def seconds(self, cached: int, new: int) -> float:
         """Predicted attention time of `new` tokens after `cached` ones, in all layers."""
-        return self.seconds_per_pair * visible_pairs(cached, new)
+        return self.seconds_per_pair * _pairs(cached, new)
 
 
 def measure(engine: EngineGroup, layer_groups: Sequence[tuple[int, int]]) -> AttentionTimeModel:

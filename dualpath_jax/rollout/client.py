@@ -32,6 +32,7 @@ class Client:
         self._thread.start()
         self._submitting = threading.Lock()
         self._closed = False
+        self._ended: set[asyncio.Task[object]] = set()
         self._scheduler = self._wait(self._connect())
 
     async def _connect(self) -> SchedulerClient:
@@ -63,7 +64,8 @@ class Client:
 
     async def _end(self) -> None:
         running = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in running:
+        self._ended = {task for task in running if not task.cancelling()}
+        for task in self._ended:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await self._scheduler.close()
@@ -101,7 +103,7 @@ class Client:
         try:
             return await work
         except asyncio.CancelledError:
-            if self._closed:
+            if asyncio.current_task() in self._ended:
                 raise self._is_closed() from None
             raise
 
