@@ -61,6 +61,9 @@ class DecodeNode(Node):
         reads = assignment.decode_side_blocks
         return DecodeJob(assignment, assignment.decode_engine, self.spec.block_tokens, planned_reads=reads)
 
+    async def close(self) -> None:
+        pass
+
     async def serve(self, job: Job) -> None:
         assert isinstance(job, DecodeJob)
         deadline_s = self.spec.scheduling.reservation_deadline_s

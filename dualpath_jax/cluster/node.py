@@ -19,6 +19,7 @@ from dualpath_scheduler.service import scheduler_pb2 as pb
 log = logging.getLogger(__name__)
 
 FETCH_WAIT_S = 2.0
+PERSIST_PATIENCE_S = 2.0
 EXPECTED_FAILURES = (JobError, TransferError, ReservationTimeout, TimeoutError)
 
 
@@ -66,6 +67,10 @@ class Node(abc.ABC):
     @abc.abstractmethod
     async def work(self) -> None:
         """The loop that keeps the device busy, until cancelled."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Let go of what the role holds beyond the services; the loops have ended."""
 
     async def run(self, ready: Callable[[str], None] | None = None) -> None:
         """Serve until cancelled; `ready` is told the node's address once it has joined."""
@@ -129,9 +134,19 @@ class Node(abc.ABC):
     async def _stop(self) -> None:
         self._cancel_all()
         running = [job.task for job in self.jobs if job.task is not None]
-        await asyncio.gather(*running, *self._background, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._end_background()
+        await self.close()
         await self.services.server.stop(grace=0.2)
         await self._client.close()
+
+    async def _end_background(self) -> None:
+        """Blocks on their way to storage get a moment; those that need longer are only fewer hits later."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=PERSIST_PATIENCE_S)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
 
     def queues(self) -> pb.QueueReport:
         """Unfinished requests and their tokens per engine, and what waits for the storage card."""

@@ -137,5 +137,4 @@ class PrefillNode(Node):
         job.prefilled.set_result(choice)
 
     async def close(self) -> None:
-        """Drop the connections to decode nodes."""
         await asyncio.gather(*(peer.close() for peer in self._peers.values()))
