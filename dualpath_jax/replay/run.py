@@ -97,7 +97,7 @@ def _compare_but_for_ties(
     found = compare(name, choices, reference, expected, epsilon=epsilon)
     near_ties = {}
     for session_id in found.sessions:
-        explanations = [search.explain(run.record.mode, run.choices, session_id) for run in runs]
+        explanations = [search.explain(run.record.mode, run.turns, session_id) for run in runs]
         lines = [explanation.line() for explanation in explanations if explanation and explanation.ties]
         if lines and all(explanations):
             near_ties[session_id] = "; ".join(lines)

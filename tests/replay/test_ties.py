@@ -14,12 +14,12 @@ from dualpath_jax.models import Decision, Decoder, flatten, named_parameters, re
 from dualpath_jax.models.parameters import with_leaves
 from dualpath_jax.models.router import PLACES
 from dualpath_jax.replay import run as replay_run
-from dualpath_jax.replay.play import TurnKey
+from dualpath_jax.replay.play import PlayedTurn, TurnKey
 from dualpath_jax.replay.run import check
 from dualpath_jax.replay.ties import MOST_IN_VAIN, MOST_VARIANTS, SessionReference, TieSearch
 from dualpath_scheduler.workload import SessionTrace, TokenSpan, Trace, Turn
 from tests.cluster.flax_cluster import VOCABULARY, flax_spec
-from tests.replay.samples import mode_run
+from tests.replay.samples import START, generation, mode_run
 
 EPSILON = 1e-4
 TURNS, APPEND, GENERATE = 3, 40, 5
@@ -101,9 +101,19 @@ def corrupted(choices: Choices, turn: int, positions: Sequence[int], by: float =
     return {**choices, ("s0", turn): changed}
 
 
-def explained(model: Decoder, choices: Choices) -> Mapping[Decision, float] | None:
+def played(choices: Choices, loaded: Mapping[int, int] | None = None, attempts: int = 1) -> list[PlayedTurn]:
+    """Turns that said this; `loaded` are a turn's tokens that it did not compute, else all of the turn before it."""
+    turns = []
+    for (session, turn), chosen in sorted(choices.items()):
+        hit = (loaded or {}).get(turn, turn * (APPEND + GENERATE))
+        result = generation(chosen, hit_tokens=hit, attempts=attempts)
+        turns.append(PlayedTurn(session, turn, turn * (APPEND + GENERATE) + APPEND, START, result))
+    return turns
+
+
+def explained(model: Decoder, choices: Choices, **how: object) -> Mapping[Decision, float] | None:
     """The ties by which a run is explained; None where it is not."""
-    found = TieSearch(FlaxOracle(model), EPSILON, trace_of()).explain("dualpath", choices, "s0")
+    found = TieSearch(FlaxOracle(model), EPSILON, trace_of()).explain("dualpath", played(choices, **how), "s0")
     if found is None:
         return None
     assert found.largest_difference <= EPSILON
@@ -148,11 +158,31 @@ def test_kv_of_another_token_is_not_explained(plain):
     assert explained(model, {("s0", turn): reference.choices(turn) for turn in range(TURNS)}) is None
 
 
-def test_turns_that_computed_a_token_again_may_differ(plain):
+@pytest.fixture(scope="module")
+def with_a_tie(plain) -> tuple[Decoder, Decision]:
+    """In the prompt of turn 1."""
     tie = narrowest(plain, 1, "experts", range(APPEND + GENERATE, 2 * APPEND))
-    model = tied(plain, tie)
-    run = said(model, tie) | {("s0", 2): said(model)["s0", 2]}
-    assert list(explained(model, run)) == [tie]
+    return tied(plain, tie), tie
+
+
+def test_only_turns_that_computed_a_token_again_may_choose_anew(with_a_tie):
+    model, tie = with_a_tie
+    anew = said(model, tie) | {("s0", 2): said(model)["s0", 2]}
+    assert explained(model, anew) is None
+    assert list(explained(model, anew, loaded={2: tie.token // 8 * 8})) == [tie]
+    assert explained(model, anew, loaded={2: tie.token + 1}) is None
+    # An attempt that failed may have loaded less than the one that succeeded.
+    assert list(explained(model, anew, attempts=2)) == [tie]
+    assert list(explained(model, said(model, tie))) == [tie]
+
+
+def test_tokens_that_another_session_computes_too_may_fall_either_way(with_a_tie):
+    model, tie = with_a_tie
+    anew = said(model, tie) | {("s0", 2): said(model)["s0", 2]}
+    for other, expected in ((replace(SESSION, session_id="s1"), True), (replace(trace_of(2).sessions[1]), False)):
+        trace = Trace("t", (SESSION, other))
+        found = TieSearch(FlaxOracle(model), EPSILON, trace).explain("dualpath", played(anew), "s0")
+        assert (found is not None) == expected
 
 
 def test_a_second_tie_that_the_first_one_makes_is_found(plain, spec):
@@ -205,11 +235,11 @@ def off_by(logprob: float, sessions: int = 1, position: int = 0) -> Choices:
 
 def test_the_search_is_bounded_and_tries_single_ties_first():
     oracle = Scripted(range(20))
-    assert TieSearch(oracle, EPSILON, trace_of()).explain("dualpath", off_by(1e-3), "s0") is None
+    assert TieSearch(oracle, EPSILON, trace_of()).explain("dualpath", played(off_by(1e-3)), "s0") is None
     assert len(oracle.passes) == len(set(oracle.passes)) == MOST_VARIANTS
     assert [len(tipped) for tipped in oracle.passes] == [0] + [1] * (MOST_VARIANTS - 1)
     few = Scripted([3, 5, 7])
-    assert TieSearch(few, EPSILON, trace_of()).explain("dualpath", off_by(1e-3), "s0") is None
+    assert TieSearch(few, EPSILON, trace_of()).explain("dualpath", played(off_by(1e-3)), "s0") is None
     assert [len(tipped) for tipped in few.passes] == [0, 1, 1, 1, 2, 2, 2, 3]
     assert few.passes[1] == {Decision(3, 1, "experts")}  # the narrowest
 
@@ -218,14 +248,14 @@ def test_ties_after_the_departure_are_not_tried():
     # The second position of turn 1 is APPEND + GENERATE + APPEND + 1; its logits come of the token before it.
     at = APPEND + GENERATE + APPEND + 1
     oracle = Scripted([at - 1, at, at + 1])
-    assert TieSearch(oracle, EPSILON, trace_of()).explain("dualpath", off_by(1e-3, position=1), "s0") is None
+    assert TieSearch(oracle, EPSILON, trace_of()).explain("dualpath", played(off_by(1e-3, position=1)), "s0") is None
     assert oracle.passes == [frozenset(), {Decision(at - 1, 1, "experts")}]
 
 
 def test_the_search_gives_up_after_a_few_sessions_in_vain():
     oracle, sessions = Scripted([]), MOST_IN_VAIN + 4
-    search, choices = TieSearch(oracle, EPSILON, trace_of(sessions)), off_by(1e-3, sessions)
-    found = [search.explain("dualpath", choices, f"s{i}") for i in range(sessions)]
+    search, turns = TieSearch(oracle, EPSILON, trace_of(sessions)), played(off_by(1e-3, sessions))
+    found = [search.explain("dualpath", turns, f"s{i}") for i in range(sessions)]
     assert found == [None] * sessions
     assert len(oracle.passes) == MOST_IN_VAIN
 
@@ -235,13 +265,7 @@ def test_other_tokens_or_fewer_are_never_explained():
     wrong = {**right, ("s0", 1): [replace(right["s0", 1][0], token=95), *right["s0", 1][1:]]}
     short = {**right, ("s0", 1): right["s0", 1][:-1]}
     for choices in (wrong, short):
-        assert TieSearch(Scripted([1]), EPSILON, trace_of()).explain("dualpath", choices, "s0") is None
-
-
-@pytest.fixture(scope="module")
-def with_a_tie(plain) -> tuple[Decoder, Decision]:
-    tie = narrowest(plain, 1, "experts", range(10, 30))
-    return tied(plain, tie), tie
+        assert TieSearch(Scripted([1]), EPSILON, trace_of()).explain("dualpath", played(choices), "s0") is None
 
 
 def test_check_accepts_and_names_the_tie(monkeypatch, spec, with_a_tie):
