@@ -48,7 +48,7 @@ async def test_a_send_is_cut_lands_whole_and_is_counted_on_both_sides():
         assert sender.stats().lanes == (LaneTraffic(Lane.LOAD, receiver.address, 6 * MIB, 6, 192),)
         assert sender.stats().cnic_bytes == (6 * MIB, 0)
         assert inbound.stats().cnic_bytes == (0, 6 * MIB)
-        assert inbound.stats().cnic_busy_s == pytest.approx((0, 6 * MIB / 20e6))
+        assert inbound.stats().cnic_busy_s == pytest.approx((0, 6 * MIB / 5e6))
 
 
 async def test_an_earlier_layer_overtakes_a_later_one_and_loads_overtake_stores():
