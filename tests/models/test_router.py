@@ -62,3 +62,33 @@ def test_scores_are_float32_whatever_the_logits(tiny_spec):
     weights, chosen = route(jnp.zeros((3, 8), jnp.bfloat16), jnp.zeros(8), spec)
     assert weights.dtype == jnp.float32
     assert chosen.dtype == jnp.int32
+
+
+def tipped(spec, scores, bias, *, groups=False, experts=False):
+    weights, chosen = route(logits_for(scores), jnp.asarray(bias, jnp.float32), spec, jnp.asarray([[groups, experts]]))
+    return {int(e): pytest.approx(float(w), abs=1e-6) for e, w in zip(chosen[0], weights[0], strict=True)}
+
+
+def test_a_tipped_choice_takes_the_next_expert_in_place_of_the_last(tiny_spec):
+    """Weights are those of the scores; the bias still only selects."""
+    spec = spec_with(tiny_spec, 4)
+    scores, bias = [0.9, 0.6, 0.3, 0.2], [0, 0, 0, 0.2]
+    assert tipped(spec, scores, bias) == routed(spec, scores, bias) == {0: 0.9 / 1.5, 1: 0.6 / 1.5}
+    assert tipped(spec, scores, bias, experts=True) == {0: 0.9 / 1.1, 3: 0.2 / 1.1}
+    assert tipped(spec, scores, bias, groups=True) == routed(spec, scores, bias)  # there is one group
+
+
+def test_a_tipped_group_takes_the_place_of_the_last_that_is_kept(tiny_spec):
+    spec = spec_with(tiny_spec, 6, groups=3, kept=2)
+    scores = [0.9, 0.8, 0.5, 0.4, 0.6, 0.1]
+    assert set(tipped(spec, scores, [0] * 6)) == {0, 1}
+    one = spec_with(tiny_spec, 6, groups=3, kept=1)
+    assert set(tipped(one, scores, [0] * 6, groups=True)) == {2, 3}
+    # Both at once: the first two groups lose the middle one, and of the experts that are left the second gives way.
+    assert set(tipped(spec, scores, [0] * 6, groups=True, experts=True)) == {0, 4}
+    assert set(tipped(spec, scores, [0] * 6, experts=True)) == {0, 2}
+
+
+def test_where_everything_is_chosen_nothing_can_be_tipped(tiny_spec):
+    spec = spec_with(tiny_spec, 2)
+    assert tipped(spec, [0.9, 0.6], [0, 0], groups=True, experts=True) == {0: 0.6, 1: 0.4}
