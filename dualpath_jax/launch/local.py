@@ -12,7 +12,7 @@ from dualpath_configs import ClusterSpec, SpecError, load_cluster
 from dualpath_configs.resolved import write_resolved
 from dualpath_jax.cluster.node_query import node_stats
 from dualpath_jax.cluster.peer_pb2 import StatsReply
-from dualpath_jax.launch.processes import POLL_S, ClusterError, RoleProcess
+from dualpath_jax.launch.processes import POLL_S, ClusterError, RoleProcess, interrupt_deferred
 from dualpath_jax.rollout import Client, Session
 
 START_S = 180.0
@@ -96,8 +96,9 @@ class LocalCluster:
         self._client = None
 
     def _start(self) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="dualpath-"))
-        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        with interrupt_deferred():
+            folder = Path(tempfile.mkdtemp(prefix="dualpath-"))
+            self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         if not self.spec.storage.url:
             storage = self.spec.storage.model_copy(update={"url": f"file://{folder / 'kv'}"})
             self.spec = self.spec.model_copy(update={"storage": storage})
@@ -119,8 +120,9 @@ class LocalCluster:
         self._client.wait_ready(self.spec.prefill_nodes, self.spec.decode_nodes, deadline_s=START_S)
 
     def _launch(self, name: str, flags: list[str], folder: Path) -> RoleProcess:
-        process = RoleProcess(name, [*flags, *self._flags], folder)
-        self._processes[name] = process
+        with interrupt_deferred():
+            process = RoleProcess(name, [*flags, *self._flags], folder)
+            self._processes[name] = process
         return process
 
     def _stop(self) -> None:

@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import final
 
@@ -16,6 +17,22 @@ STOP_S = 5.0
 
 class ClusterError(RuntimeError):
     """A local cluster that did not start, or lost a process; the text names it and says what it said last."""
+
+
+@contextlib.contextmanager
+def interrupt_deferred() -> Iterator[None]:
+    """A Ctrl-C that comes within is raised at the end, when what was begun is known to whoever must clean it up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is interrupted
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 @final

@@ -8,11 +8,11 @@ from absl import flags
 
 from dualpath_configs import MODES, ClusterSpec
 from dualpath_jax.launch.flags import UsageError, cluster_from_flags, define_config_flags, run_command
-from dualpath_jax.launch.platform import configure_jax
+from dualpath_jax.launch.local import LocalCluster
 from dualpath_jax.launch.processes import ClusterError
 from dualpath_jax.replay.agreement import Agreement
 from dualpath_jax.replay.run import ModeRun, ReplayOptions, check, run_mode
-from dualpath_scheduler.report import format_table, write_report
+from dualpath_scheduler.report import ModeSummary, format_table, summarise, write_report
 from dualpath_scheduler.workload import Trace, TraceError, load_trace
 
 FLAGS = flags.FLAGS
@@ -47,17 +47,35 @@ def main() -> int:
     except ClusterError as error:
         print(f"dualpath-replay: {error}", file=sys.stderr)
         return FAILED
+    summaries = _summaries(spec, trace, runs)
     if spec.engine.kind == "flax":
-        configure_jax(FLAGS.platform, devices=1)
+        from dualpath_jax.launch.platform import configure_jax
+
+        configure_jax(FLAGS.platform, devices=1)  # only now: the nodes had the devices
     comparisons, epsilon = check(spec, trace, runs, sample=FLAGS.check_requests)
-    _report(spec, trace, runs)
+    print(format_table(summaries))
     return _verdict(runs, comparisons, epsilon)
 
 
 def _inputs() -> tuple[ClusterSpec, Trace]:
+    """What is replayed and on what, once everything that can be known to be wrong without starting anything is not."""
+    for override in FLAGS.set:
+        if override.startswith(("mode=", "mode.")):
+            raise UsageError(f"--set={override}: the replay chooses the mode itself: expected --mode or --compare")
     spec = cluster_from_flags()
-    if FLAGS.report and Path(FLAGS.report).exists() and not Path(FLAGS.report).is_dir():
-        raise UsageError(f"--report={FLAGS.report}: a file is there; expected a folder, or nothing")
+    try:
+        LocalCluster(spec)
+        if spec.engine.kind == "flax":
+            _check_model(spec)
+    except ValueError as error:
+        raise UsageError(f"--config={FLAGS.config}: {error}") from error
+    if FLAGS.report:
+        try:
+            Path(FLAGS.report).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"--report={FLAGS.report}: expected a folder, or room for one: {error.strerror}"
+            ) from error
     try:
         trace = load_trace(
             FLAGS.trace,
@@ -73,11 +91,21 @@ def _inputs() -> tuple[ClusterSpec, Trace]:
     return spec, trace
 
 
+def _check_model(spec: ClusterSpec) -> None:
+    """Raises ValueError where the checkpoint or the comparison that comes last would not do. Asks for no device."""
+    from dualpath_jax.models import agreement_epsilon, check_hugging_face
+
+    agreement_epsilon(spec.model)
+    if spec.checkpoint:
+        check_hugging_face(spec.checkpoint, spec.model)
+
+
 def _own_store(spec: ClusterSpec, mode: str, modes: Sequence[str]) -> ClusterSpec:
     """Runs that are compared must not find each other's blocks: each gets a folder below the store's."""
     if len(modes) == 1 or not spec.storage.url:
         return spec
-    storage = spec.storage.model_copy(update={"url": f"{spec.storage.url.rstrip('/')}/{mode}"})
+    folder, question, faults = spec.storage.url.partition("?")
+    storage = spec.storage.model_copy(update={"url": f"{folder.rstrip('/')}/{mode}{question}{faults}"})
     return spec.model_copy(update={"storage": storage})
 
 
@@ -92,15 +120,12 @@ def _say_what_is_replayed(trace: Trace) -> None:
         print(f"{trace.cut_turns} turns beyond the longest context are left out", file=sys.stderr)
 
 
-def _report(spec: ClusterSpec, trace: Trace, runs: Sequence[ModeRun]) -> None:
-    from dualpath_scheduler.report import summarise
-
+def _summaries(spec: ClusterSpec, trace: Trace, runs: Sequence[ModeRun]) -> dict[str, ModeSummary]:
+    """The metrics of each mode; written to the report before anything that comes later can fail."""
     records = [run.record for run in runs]
     if FLAGS.report:
-        summaries = write_report(Path(FLAGS.report), spec.model_dump(mode="json"), trace.summary(), records)
-    else:
-        summaries = summarise(records)
-    print(format_table(summaries))
+        return write_report(Path(FLAGS.report), spec.model_dump(mode="json"), trace.summary(), records)
+    return summarise(records)
 
 
 def _verdict(runs: Sequence[ModeRun], comparisons: Sequence[Agreement], epsilon: float) -> int:

@@ -47,8 +47,8 @@ def compared(tmp_path_factory) -> tuple[Ended, Path]:
     """What `--compare` said, and its report."""
     folder = tmp_path_factory.mktemp("replay")
     trace = write_trace(folder / "trace.jsonl", sessions=SESSIONS, turns=TURNS, append=40, generate=9)
-    report = folder / "deep" / "report"
-    ended = run("dualpath-replay", "--config=local_1p1d", *QUICK, f"--trace={trace}", "--compare", f"--report={report}")
+    report, store = folder / "deep" / "report", f"--set=storage.url=file://{folder / 'kv'}"
+    ended = run("dualpath-replay", *QUICK, f"--trace={trace}", "--compare", f"--report={report}", store)
     return ended, report
 
 
@@ -88,7 +88,7 @@ def test_the_report_has_everything_in_it(compared):
         assert set(summary) >= KEYS
         assert (summary["requests"], summary["failed"], summary["recomputed_blocks"]) == (SESSIONS * TURNS, 0, 0)
         assert set(summary["snic_busy_share"]) == {"prefill-0", "decode-0"}
-        assert summary["hit_rate"] > 0.5
+        assert 0.0 < summary["hit_rate"] < 0.95  # a turn may come before the blocks of the one before are stored
     assert data["modes"]["basic"]["bytes_read_decode_side"] == 0 < data["modes"]["basic"]["bytes_read_prefill_side"]
     assert data["modes"]["basic"]["speedup_over_basic"] == 1.0
     for plot in ("completion.png", "snic_throughput.png"):
@@ -119,6 +119,17 @@ def test_a_row_a_request_and_what_was_read_is_what_was_hit(compared):
         read = data["modes"][mode]["bytes_read_prefill_side"] + data["modes"][mode]["bytes_read_decode_side"]
         assert read == sum(int(row["hit_tokens"]) for row in mine) // 16 * block_bytes
         assert data["modes"][mode]["completion_s"] == pytest.approx(max(float(row["end_s"]) for row in mine), abs=1e-5)
+
+
+def test_runs_that_are_compared_have_stores_of_their_own_which_are_kept(compared):
+    _, report = compared
+    folder = report.parents[1]
+    assert sorted(mode.name for mode in (folder / "kv").iterdir()) == sorted(MODES)
+    store = f"--set=storage.url=file://{folder / 'kv' / 'basic'}"
+    again = run("dualpath-replay", *QUICK, f"--trace={folder / 'trace.jsonl'}", "--max_sessions=2", store)
+    assert again.status == 0, again.errors
+    rate = next(line for line in again.output.splitlines() if line.startswith("Hit rate"))
+    assert float(rate.split()[-1]) > 80  # what the earlier cluster stored is found again, first turns included
 
 
 def _bad_trace(folder: Path) -> Path:
@@ -155,8 +166,8 @@ def test_wrong_input_is_one_line_and_starts_nothing(tmp_path, flags, texts):
 
 def _long_replay(folder: Path, *flags: str) -> Started:
     """A replay that takes several seconds after its start."""
-    trace = write_trace(folder / "trace.jsonl", sessions=6, turns=6, append=20, generate=40)
-    slow = "--set=engine.fake_seconds_per_token=0.004"
+    trace = write_trace(folder / "trace.jsonl", sessions=6, turns=6, append=20, generate=60)
+    slow = "--set=engine.fake_seconds_per_token=0.002"
     report = f"--report={folder / 'report'}"
     return Started(folder, "replay", "dualpath-replay", *QUICK, slow, f"--trace={trace}", report, *flags)
 
@@ -217,17 +228,6 @@ def test_a_cluster_that_does_not_come_up_is_one_line_and_leaves_nothing(tmp_path
     assert ended.errors.splitlines()[-1].startswith("dualpath-replay: scheduler ended with status 2: ")
     assert "store folder /proc/no" in ended.errors
     assert "Traceback" not in ended.errors
-
-
-def test_runs_that_are_compared_do_not_find_each_others_blocks(tmp_path):
-    trace, store = write_trace(tmp_path / "trace.jsonl", sessions=1, turns=2, append=40), tmp_path / "kv"
-    ended = run("dualpath-replay", *QUICK, f"--trace={trace}", "--compare", f"--set=storage.url=file://{store}")
-    assert ended.status == 0, ended.errors
-    assert sorted(folder.name for folder in store.iterdir()) == sorted(MODES)
-    again = run("dualpath-replay", *QUICK, f"--trace={trace}", f"--set=storage.url=file://{store}/basic")
-    assert again.status == 0, again.errors
-    rate = next(line for line in again.output.splitlines() if line.startswith("Hit rate"))
-    assert float(rate.split()[-1]) > 80  # what an earlier cluster stored is found again
 
 
 def test_help_names_every_flag():
