@@ -132,6 +132,17 @@ def test_runs_that_are_compared_have_stores_of_their_own_which_are_kept(compared
     assert float(rate.split()[-1]) > 80  # what the earlier cluster stored is found again, first turns included
 
 
+def test_damaged_blocks_are_recomputed_and_counted_and_change_nothing(tmp_path):
+    trace = write_trace(tmp_path / "trace.jsonl", sessions=SESSIONS, turns=TURNS, append=40, generate=9)
+    store = f"--set=storage.url=faulty+file://{tmp_path / 'kv'}?flip=0.2&truncate=0.2&seed=5"
+    ended = run("dualpath-replay", *QUICK, f"--trace={trace}", store, f"--report={tmp_path / 'report'}")
+    assert ended.status == 0, ended.errors
+    summary = json.loads((tmp_path / "report" / "report.json").read_text())["modes"]["dualpath"]
+    assert summary["recomputed_blocks"] > 0
+    assert summary["failed"] == 0
+    assert "dualpath agrees with the no-cache reference" in ended.output
+
+
 def _bad_trace(folder: Path) -> Path:
     file = folder / "bad.jsonl"
     file.write_text('{"input_length": 10, "output_length": 2, "hash_ids": [1]}\n{"input_length": 10}\n')
