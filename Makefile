@@ -32,7 +32,8 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/dualpath-replay --config=local_1p1d --trace=demo --compare --report=build/demo --compilation_cache=build/compiled
+	$(BIN)/dualpath-replay --config=local_1p1d --trace=demo --compare --min_speedup=1.8 \
+	  --report=build/demo --compilation_cache=build/compiled
 
 test: lint types unit
 

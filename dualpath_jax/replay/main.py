@@ -1,7 +1,7 @@
 """`dualpath-replay`: replay a trace of agent sessions on a local cluster, and say what happened."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -26,18 +26,23 @@ def _define_flags() -> None:
     flags.DEFINE_enum("mode", "dualpath", sorted(MODES), "How the cluster reads and schedules.")
     flags.DEFINE_bool("compare", False, "Run basic, dualpath and oracle one after the other, instead of --mode.")
     flags.DEFINE_string("report", "", "Folder for report.json, requests.csv and plots; empty: the table alone.")
-    flags.DEFINE_float("scale", 1.0, "Shrink the trace's lengths by this factor.", lower_bound=1e-6, upper_bound=1e6)
+    flags.DEFINE_float(
+        "scale", 1.0, "Multiply the trace's lengths by this factor: 0.1, a tenth.", lower_bound=1e-6, upper_bound=1e6
+    )
     flags.DEFINE_integer("max_sessions", None, "Replay so many sessions at most.", lower_bound=1)
     flags.DEFINE_integer("max_turns", None, "Replay so many turns of a session at most.", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "Seed of a generated trace.")
     flags.DEFINE_float("delay_scale", 0.0, "Factor of the trace's arrival times and tool delays.", lower_bound=0.0)
     flags.DEFINE_integer("check_requests", 12, "Requests to compare with the no-cache reference.", lower_bound=0)
+    flags.DEFINE_float(
+        "min_speedup", 0.0, "Fail where dualpath is not so many times as fast as basic.", lower_bound=0.0
+    )
     flags.DEFINE_string("platform", "cpu", "JAX platform of the nodes and of the reference.")
     flags.DEFINE_string("compilation_cache", "", "Folder where compiled programs are kept between runs; empty: none.")
 
 
 def main() -> int:
-    """0: every request succeeded and all runs agree; 1: not so, or the cluster did not start."""
+    """0: every request succeeded, all runs agree, and are fast enough; 1: not so, or the cluster did not start."""
     spec, trace = _inputs()
     modes = list(MODES) if FLAGS.compare else [FLAGS.mode]
     options = ReplayOptions(FLAGS.delay_scale, FLAGS.compilation_cache, FLAGS.platform)
@@ -54,7 +59,11 @@ def main() -> int:
         configure_jax(FLAGS.platform, devices=1)  # only now: the nodes had the devices
     comparisons, epsilon = check(spec, trace, runs, sample=FLAGS.check_requests)
     print(format_table(summaries))
-    return _verdict(runs, comparisons, epsilon)
+    verdict = _verdict(runs, comparisons, epsilon)
+    slow = _too_slow(summaries)
+    if slow:
+        print(slow, file=sys.stderr)
+    return FAILED if slow else verdict
 
 
 def _inputs() -> tuple[ClusterSpec, Trace]:
@@ -126,6 +135,18 @@ def _summaries(spec: ClusterSpec, trace: Trace, runs: Sequence[ModeRun]) -> dict
     if FLAGS.report:
         return write_report(Path(FLAGS.report), spec.model_dump(mode="json"), trace.summary(), records)
     return summarise(records)
+
+
+def _too_slow(summaries: Mapping[str, ModeSummary]) -> str:
+    """What to say where `--min_speedup` is not reached; empty: nothing."""
+    speedup = summaries["dualpath"].get("speedup_over_basic") if "dualpath" in summaries else None
+    if not FLAGS.min_speedup or (speedup is not None and speedup >= FLAGS.min_speedup):
+        return ""
+    reached = "not known" if speedup is None else f"{speedup:.2f}"
+    return (
+        f"dualpath-replay: the speed-up of dualpath over basic is {reached}: expected at least {FLAGS.min_speedup:g}; "
+        "other work on this machine's cores slows the faster run most"
+    )
 
 
 def _verdict(runs: Sequence[ModeRun], comparisons: Sequence[Agreement], epsilon: float) -> int:
