@@ -126,16 +126,18 @@ def _attend(mla: MLA, x_TD: jax.Array) -> jax.Array:
     """Causal attention of a whole sequence, `o_THV`."""
     tokens = x_TD.shape[0]
     positions = jnp.arange(tokens)
-    queries = mla.queries(x_TD, positions)
     latent, rope = (round_kv(field, mla.spec).astype(x_TD.dtype) for field in mla.kv(x_TD, positions))
-    key, value = mla.expand(latent)
+    key_nope, value = mla.expand(latent)
+    rope = jnp.broadcast_to(rope[:, None], (*key_nope.shape[:2], rope.shape[-1]))  # all heads share it
+    key = jnp.concatenate([key_nope, rope], axis=-1)
+    query = jnp.concatenate(mla.queries(x_TD, positions), axis=-1)
 
-    def rows(some: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        q_nope, q_rope, at = some
-        scores = jnp.einsum("qhn,shn->hqs", q_nope, key) + jnp.einsum("qhr,sr->hqs", q_rope, rope)
+    def rows(some: tuple[jax.Array, jax.Array]) -> jax.Array:
+        query, at = some
         visible = (positions[None, :] <= at[:, None])[None, :, :]
-        scores = jnp.where(visible, scores.astype(jnp.float32) * mla.scale, -jnp.inf)
+        scores = jnp.einsum("qhn,shn->hqs", query, key).astype(jnp.float32) * mla.scale
+        scores = jnp.where(visible, scores, -jnp.inf)
         return jnp.einsum("hqs,shv->qhv", jax.nn.softmax(scores, axis=-1).astype(value.dtype), value)
 
-    chunks = (a.reshape(-1, QUERIES_AT_A_TIME, *a.shape[1:]) for a in (*queries, positions))
+    chunks = (a.reshape(-1, QUERIES_AT_A_TIME, *a.shape[1:]) for a in (query, positions))
     return jax.lax.map(rows, tuple(chunks)).reshape(tokens, *value.shape[1:])
