@@ -34,7 +34,7 @@ class Agreement:
         verdict = "agrees with" if not self.problems else f"DISAGREES at {len(self.problems)} positions with"
         compared = f"{self.requests} requests, {self.positions} tokens"
         distance = f"log-probabilities within {self.largest_difference:.1e} (ε = {epsilon:.0e})"
-        tied = f"; {len(self.near_ties)} more sessions agree but for near-ties of routers" if self.near_ties else ""
+        tied = f"; besides, sessions explained by near-ties of routers: {len(self.near_ties)}" if self.near_ties else ""
         return f"{self.run} {verdict} {self.reference}: {compared}, {distance}{tied}"
 
 

@@ -281,7 +281,7 @@ def test_check_accepts_and_names_the_tie(monkeypatch, spec, with_a_tie):
             "session s0: dualpath took the other side of a router's near-tie "
             f"(token {tie.token}, layer 1, experts, margin "
         )
-    assert "1 more sessions agree but for near-ties of routers" in comparisons[0].line(EPSILON)
+    assert "; besides, sessions explained by near-ties of routers: 1" in comparisons[0].line(EPSILON)
 
 
 @pytest.mark.parametrize("which", ["basic", "dualpath"])
