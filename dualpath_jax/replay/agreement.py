@@ -92,7 +92,9 @@ def _difference(mine: TokenChoice, other: TokenChoice, epsilon: float) -> str:
 
 def spread_sample(keys: Sequence[TurnKey], count: int) -> list[TurnKey]:
     """`count` turns spread evenly over the turn numbers, early and late, and over the sessions."""
-    ordered = sorted(keys, key=lambda key: (key[1], key[0]))
+    rank = {session: i for i, session in enumerate(sorted({session for session, _ in keys}))}
+    # Each turn begins with another session, or equal steps would fall in step with the number of sessions.
+    ordered = sorted(keys, key=lambda key: (key[1], (rank[key[0]] + key[1]) % len(rank)))
     if count >= len(ordered):
         return ordered
     return [ordered[(2 * i + 1) * len(ordered) // (2 * count)] for i in range(count)]

@@ -33,7 +33,7 @@ def _define_flags() -> None:
     flags.DEFINE_integer("max_turns", None, "Replay so many turns of a session at most.", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "Seed of a generated trace.")
     flags.DEFINE_float("delay_scale", 0.0, "Factor of the trace's arrival times and tool delays.", lower_bound=0.0)
-    flags.DEFINE_integer("check_requests", 12, "Requests to compare with the no-cache reference.", lower_bound=0)
+    flags.DEFINE_integer("check_requests", 8, "Requests to compare with the no-cache reference.", lower_bound=0)
     flags.DEFINE_float(
         "min_speedup", 0.0, "Fail where dualpath is not so many times as fast as basic.", lower_bound=0.0
     )

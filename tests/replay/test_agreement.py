@@ -103,7 +103,12 @@ def test_a_sample_is_spread_over_early_and_late_turns_and_over_sessions(count):
     assert min(gaps) >= 0
     assert max(gaps) <= math.ceil(20 / count) + 1
     if count >= 12:
-        assert len({session for session, _ in sample}) > 1
+        assert len({session for session, _ in sample}) == 6
+
+
+def test_a_sample_does_not_fall_in_step_with_the_number_of_sessions():
+    turns = [(f"s{session:02}", turn) for session in range(12) for turn in range(20)]
+    assert len({session for session, _ in spread_sample(turns, 12)}) >= 9
 
 
 def test_a_sample_is_no_larger_than_what_there_is():

@@ -2,8 +2,8 @@
 
 The shipped `traces/demo.jsonl` is made by
 
-    python -m dualpath_scheduler.workload.generate --preset paper-64k --sessions 12 --turns 20 --scale 0.25 \\
-      --generation_scale 0.05 --first_prompt 420 --seed 71 \\
+    python -m dualpath_scheduler.workload.generate --preset paper-64k --sessions 12 --turns 16 --scale 0.34 \\
+      --generation_scale 0.06 --first_prompt 420 --seed 71 \\
       --out scheduler/dualpath_scheduler/workload/traces/demo.jsonl
 
 Its seed is the one of 200 whose sessions differ least in what they read, so that few are left alone at the end.
