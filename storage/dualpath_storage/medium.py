@@ -23,11 +23,13 @@ class Medium(abc.ABC):
     """Raw bytes by key."""
 
     @abc.abstractmethod
-    def read(self, key: bytes, header: bytearray, payload: memoryview, *, deadline_at: float) -> int:
-        """Fill `header`, then `payload`, from the block's first byte on.
+    def read(
+        self, key: bytes, header: bytearray, payload: memoryview, *, deadline_at: float, skip_bytes: int = 0
+    ) -> int:
+        """Fill `header` from the block's first byte on, then `payload` from `skip_bytes` after the header's end on.
 
-        Returns how many bytes the block was seen to have: less than both lengths where it ends early, one more where
-        it goes on.
+        Returns how many bytes the block was seen to have, those skipped included: less than what was asked for ends at
+        where the block ends early, one more where it is seen to go on. What was skipped is not read.
         """
 
     @abc.abstractmethod

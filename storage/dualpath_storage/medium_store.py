@@ -51,11 +51,15 @@ class MediumStore(BlockStore):
 
     async def get(self, reads: Sequence[BlockRead], *, deadline_s: float) -> list[BlockResult]:
         deadline_at = time.monotonic() + deadline_s
-        buffers = [self._checked("into", read.into, read.key) for read in reads]
+        spans = [self._span(read) for read in reads]
+        buffers = [
+            self._checked("into", read.into, span.stop - span.start, read.key)
+            for read, span in zip(reads, spans, strict=True)
+        ]
         if any(buffer.readonly for buffer in buffers):
             raise ValueError("a block's `into` is read-only: expected a writable buffer")
         with self._operation():
-            batch = Batch(len(reads), lambda index: self._read_one(reads[index], buffers[index], deadline_at))
+            batch = Batch(len(reads), lambda i: self._read_one(reads[i], buffers[i], spans[i].start, deadline_at))
             cancelled = await batch.run(self._readers, deadline_at)
         if cancelled and not batch.quiet:
             raise cancelled
@@ -63,7 +67,8 @@ class MediumStore(BlockStore):
 
     async def put(self, writes: Sequence[BlockWrite], *, deadline_s: float) -> list[BlockResult]:
         deadline_at = time.monotonic() + deadline_s
-        payloads = [self._checked("data", write.data, write.key, write.parent) for write in writes]
+        whole_bytes = self._format.block_bytes
+        payloads = [self._checked("data", write.data, whole_bytes, write.key, write.parent) for write in writes]
         with self._operation():
             batch = Batch(
                 len(writes),
@@ -123,22 +128,33 @@ class MediumStore(BlockStore):
             if not self._operations:
                 self._idle.set()
 
-    def _checked(self, name: str, buffer: memoryview, *keys: bytes) -> memoryview:
+    def _span(self, read: BlockRead) -> slice:
+        """The bytes of a block that are asked for."""
+        if read.layers is None:
+            return slice(0, self._format.block_bytes)
+        span = self.layout.layer_span(*read.layers)
+        if span.start == span.stop:
+            raise ValueError(f"a block's `layers` is {read.layers}: expected at least one layer")
+        return span
+
+    def _checked(self, name: str, buffer: memoryview, size_bytes: int, *keys: bytes) -> memoryview:
         for key in keys:
             if len(key) != KEY_BYTES:
                 raise ValueError(f"key {key!r} has {len(key)} bytes: expected {KEY_BYTES}")
-        if buffer.nbytes != self._format.block_bytes or not buffer.c_contiguous:
+        if buffer.nbytes != size_bytes or not buffer.c_contiguous:
             raise ValueError(
                 f"a block's `{name}` has {buffer.nbytes} bytes (C-contiguous: {buffer.c_contiguous}): "
-                f"expected {self._format.block_bytes} contiguous bytes, the layout's block"
+                f"expected {size_bytes} contiguous bytes, as the layout says"
             )
         return buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
 
-    def _read_one(self, read: BlockRead, into: memoryview, deadline_at: float) -> BlockResult:
+    def _read_one(self, read: BlockRead, into: memoryview, skip_bytes: int, deadline_at: float) -> BlockResult:
         header = bytearray(HEADER_BYTES)
         try:
-            seen = self.medium.read(read.key, header, into, deadline_at=deadline_at)
-            damage = self._format.verify(header, into, key=read.key, tokens=read.tokens, stored_bytes=seen)
+            seen = self.medium.read(read.key, header, into, deadline_at=deadline_at, skip_bytes=skip_bytes)
+            damage = self._format.verify(
+                header, into, key=read.key, tokens=read.tokens, stored_bytes=seen, layers=read.layers
+            )
         except FileNotFoundError:
             return _MISSING
         except Exception as error:
@@ -160,7 +176,7 @@ class MediumStore(BlockStore):
         scratch = getattr(self._scratch, "block", None)
         if scratch is None:
             scratch = self._scratch.block = memoryview(bytearray(self._format.block_bytes))
-        return self._read_one(BlockRead(write.key, write.tokens, scratch), scratch, deadline_at).ok
+        return self._read_one(BlockRead(write.key, write.tokens, scratch), scratch, 0, deadline_at).ok
 
     async def _commit(
         self, staged: list[Staged], deadline_s: float, deadline_at: float

@@ -60,6 +60,11 @@ class PosixFolder:
         return [bytes.fromhex(name[:64]) for name in os.listdir(f"{self.root}/{subfolder}") if _BLOCK_NAME(name)]
 
     @property
+    def marker(self) -> str:
+        """The path of the file that says what the folder is."""
+        return f"{self.root}/{_MARKER}"
+
+    @property
     def subfolders(self) -> list[str]:
         return _FAN_OUT
 
