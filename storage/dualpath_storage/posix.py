@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
 from dualpath_storage.layout import KVLayout
 from dualpath_storage.medium import Medium, Staged
 from dualpath_storage.medium_store import MediumStore
-from dualpath_storage.posix_folder import PosixFolder, remove_if_possible, sync_folder
+from dualpath_storage.posix_folder import PosixFolder, remove_if_possible, start_writeback, sync_folder
 from dualpath_storage.posix_reads import DirectReads, after, check_direct, fill_buffered
 from dualpath_storage.store import StoreError
 
@@ -55,24 +55,28 @@ class PosixMedium(Medium):
             written = 0
             while written < len(header) + len(payload):
                 written += os.writev(descriptor, after((header, payload), written))
-            os.fsync(descriptor)
+            start_writeback(descriptor)
         except BaseException:
+            os.close(descriptor)
             remove_if_possible(part)
             raise
-        finally:
-            os.close(descriptor)
-        return Staged(key, part)
+        return Staged(key, _Part(part, descriptor))
 
     def commit(self, staged: Sequence[Staged], *, deadline_at: float) -> list[OSError | None]:
-        outcomes = [self._rename(block) for block in staged]
+        """Syncs of a group follow each other, so the file system makes one transaction of most of it."""
         paths = [self._folder.path(block.key) for block in staged]
-        synced = {folder: _try_sync(folder) for folder in {os.path.dirname(path) for path in paths}}
+        outcomes = [_try(_sync_part, block) for block in staged]
+        for i, block in enumerate(staged):
+            outcomes[i] = outcomes[i] or _try(_rename_part, block, paths[i])
+        self.discard([block for block, outcome in zip(staged, outcomes, strict=True) if outcome])
+        synced = {folder: _try(sync_folder, folder) for folder in {os.path.dirname(path) for path in paths}}
         return [outcome or synced[os.path.dirname(path)] for outcome, path in zip(outcomes, paths, strict=True)]
 
     def discard(self, staged: Sequence[Staged]) -> None:
         for block in staged:
-            if isinstance(block.handle, str):
-                remove_if_possible(block.handle)
+            if isinstance(block.handle, _Part):
+                block.handle.close()
+                remove_if_possible(block.handle.path)
 
     def contains(self, key: bytes) -> bool:
         return os.path.exists(self._folder.path(key))
@@ -92,16 +96,6 @@ class PosixMedium(Medium):
 
     def close(self) -> None:
         self._folder.close()
-
-    def _rename(self, block: Staged) -> OSError | None:
-        if not isinstance(block.handle, str):
-            return None
-        try:
-            os.rename(block.handle, self._folder.path(block.key))
-        except OSError as error:
-            self.discard([block])
-            return error
-        return None
 
 
 @final
@@ -134,9 +128,35 @@ class PosixStore(MediumStore):
         return f"file://{self._root}{'?direct=1' if self._direct else ''}"
 
 
-def _try_sync(folder: str) -> OSError | None:
+@final
+class _Part:
+    """A file that is written and not yet durable. It stays open: a failed writeback is reported to who has it open."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self.descriptor = descriptor
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _sync_part(block: Staged) -> None:
+    if isinstance(block.handle, _Part):
+        os.fsync(block.handle.descriptor)
+        block.handle.close()
+
+
+def _rename_part(block: Staged, path: str) -> None:
+    if isinstance(block.handle, _Part):
+        os.rename(block.handle.path, path)
+
+
+def _try(step: Callable[..., None], *arguments: object) -> OSError | None:
     try:
-        sync_folder(folder)
+        step(*arguments)
     except OSError as error:
         return error
     return None
