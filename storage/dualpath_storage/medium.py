@@ -7,13 +7,14 @@ medium that can give up (a network client) does so then, with TimeoutError.
 """
 
 import abc
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A block that is written but not visible; `handle` is the medium's. None: it was visible before."""
+    """A block that is written but not visible; `handle` is the medium's. None: it is visible."""
 
     key: bytes
     handle: str | bytes | None
@@ -36,7 +37,10 @@ class Medium(abc.ABC):
 
     @abc.abstractmethod
     def stage(self, key: bytes, header: bytes, payload: memoryview, *, deadline_at: float) -> Staged:
-        """Write a block so that it survives a crash, not yet visible. Leaves nothing behind where it raises."""
+        """Write a block so that it survives a crash, not yet visible. Leaves nothing behind where it raises.
+
+        Where a write is one step (an object store), that step is here, whole; the handle is None then.
+        """
 
     @abc.abstractmethod
     def commit(self, staged: Sequence[Staged], *, deadline_at: float) -> list[OSError | None]:
@@ -50,7 +54,7 @@ class Medium(abc.ABC):
         """Drop staged blocks that will not be committed. Raises nothing."""
 
     @abc.abstractmethod
-    def contains(self, key: bytes) -> bool:
+    def contains(self, key: bytes, *, deadline_at: float = math.inf) -> bool:
         """Whether a block is visible."""
 
     @abc.abstractmethod

@@ -1,6 +1,7 @@
 """Blocks as files of any mounted POSIX file system: local disks, NFS, Lustre, 3FS. One file a block."""
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import final
@@ -70,7 +71,7 @@ class PosixMedium(Medium):
             if isinstance(block.handle, str):
                 remove_if_possible(block.handle)
 
-    def contains(self, key: bytes) -> bool:
+    def contains(self, key: bytes, *, deadline_at: float = math.inf) -> bool:
         return os.path.exists(self._folder.path(key))
 
     def delete(self, key: bytes) -> None:
