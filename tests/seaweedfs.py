@@ -1,4 +1,4 @@
-"""A SeaweedFS server for tests: S3 as it is spoken, on free ports of 127.0.0.1, gone with the process that started it."""
+"""A SeaweedFS server for tests: S3 as it is spoken, on free ports of 127.0.0.1, gone with whoever started it."""
 
 import contextlib
 import http.client
