@@ -115,23 +115,23 @@ async def test_a_folder_copied_by_name_is_an_object_store(tmp_path: Path) -> Non
     await store.close()
 
 
-@pytest.mark.parametrize("kind", ["s3", "tensorstore+memory"])
-async def test_ten_thousand_blocks_are_scanned_in_bounded_time(
-    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("tensorstore+memory", 10_000), ("s3", 1_000), pytest.param("s3", 10_000, marks=pytest.mark.long)],
+)
+async def test_many_blocks_are_scanned_in_bounded_time(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, count: int
 ) -> None:
     store = ObjectStore(object_url(kind, request, tmp_path), LAYOUT, threads=32)
-    blocks = chain(10_000)
-    t = time.monotonic()
+    blocks = chain(count)
     results = await store.put([block.write() for block in blocks], deadline_s=100)
-    print("put", time.monotonic() - t)
     assert all(result.ok for result in results)
     start = time.monotonic()
     assert {stored.key async for stored in store.scan()} == {block.key for block in blocks}
-    print(time.monotonic() - start)
     assert time.monotonic() - start < 60
     keys = [block.key for block in blocks]
-    await store.delete(keys[:5000])
-    assert await store.contains(keys) == [False] * 5000 + [True] * 5000
+    await store.delete(keys[: count // 2])
+    assert await store.contains(keys) == [False] * (count // 2) + [True] * (count // 2)
     await store.close()
 
 
