@@ -26,8 +26,9 @@ _IDENTITY = {
 }
 _READY_DEADLINE_S = 60
 _PORTS = [f"{part}.{port}" for part in ("master", "volume", "filer", "s3") for port in ("port", "port.grpc")]
-_WRAPPER = 'cd "$0" && "$@" & read -r _; kill -9 $!'
-"""Kills the server once its own input ends, which it does however the process that holds the other end goes."""
+_WRAPPER = '"$@" & read -r _; kill -9 $!; rm -rf "$0"'
+"""Removes the server and its folder once its own input ends, which it does however the process that holds the other end
+goes."""
 
 
 class SeaweedFS:
@@ -54,6 +55,7 @@ class SeaweedFS:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
+                cwd=folder,
                 start_new_session=True,
             )
         self._wait_until_ready()
