@@ -2,6 +2,7 @@
 
 import os
 
+from tests.gcs import gcs
 from tests.seaweedfs import s3_credentials, seaweedfs, shared_seaweedfs
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -9,4 +10,4 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 
-__all__ = ["s3_credentials", "seaweedfs", "shared_seaweedfs"]  # fixtures for every folder
+__all__ = ["gcs", "s3_credentials", "seaweedfs", "shared_seaweedfs"]  # fixtures for every folder

@@ -17,6 +17,7 @@ from dualpath_storage.store import StoreError
 _OPEN_DEADLINE_S = 5.0
 _PROBE_THREADS = 32
 _SHARED_MEMORY = tensorstore.Context()
+_MARK = "dualpath-store"
 _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     "gcs": "set GOOGLE_APPLICATION_CREDENTIALS, or log in with gcloud",
@@ -48,8 +49,8 @@ class ObjectStore(MediumStore):
 
 
 def _open(location: ObjectLocation) -> tensorstore.KvStore:
-    """A key-value store that has answered. Lists nothing, for a read says of a bucket that is missing what it says of
-    a block that is missing."""
+    """A key-value store that has answered. What it is asked is to list nothing: a read says of a bucket that is missing
+    what it says of a block that is missing."""
     context = _SHARED_MEMORY if location.driver == "memory" and location.prefix else tensorstore.Context(CONTEXT)
     spec = {"driver": location.driver, "path": location.prefix, **location.settings}
     nothing = tensorstore.KvStore.KeyRange("~", "~~")
@@ -57,6 +58,8 @@ def _open(location: ObjectLocation) -> tensorstore.KvStore:
     try:
         kv = tensorstore.KvStore.open(spec, context=context).result(timeout=_OPEN_DEADLINE_S)
         perform(partial(kv.list, nothing), deadline_at=deadline_at)
+        if location.driver == "gcs":
+            _leave_mark(kv, deadline_at)
     except RequestError as error:
         raise StoreError(f"store URL {location.url!r}: {_remedy(location, error)}") from None
     except TimeoutError:
@@ -67,6 +70,14 @@ def _open(location: ObjectLocation) -> tensorstore.KvStore:
     except ValueError as error:
         raise StoreError(f"store URL {location.url!r}: {explained(error)[1]}") from None
     return kv
+
+
+def _leave_mark(kv: tensorstore.KvStore, deadline_at: float) -> None:
+    """TensorStore's driver for Google's cloud gives an empty list where it is refused or there is no bucket; only a
+    write fails. So the first to open a store writes an empty object, which the others read."""
+    found = perform(partial(kv.read, _MARK, byte_range=slice(0, 0)), deadline_at=deadline_at)
+    if found.state != "value":
+        perform(partial(kv.write, _MARK, b""), deadline_at=deadline_at)
 
 
 def _remedy(location: ObjectLocation, error: RequestError) -> str:

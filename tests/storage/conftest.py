@@ -7,17 +7,18 @@ import pytest
 from dualpath_storage import Faults, FaultyStore, KVLayout, MemoryStore, PosixStore
 from dualpath_storage.medium_store import MediumStore
 from dualpath_storage.object_store import ObjectStore
+from tests.gcs import FakeGCS
 from tests.seaweedfs import SeaweedFS
 from tests.storage.blocks import LAYOUT
 
 OpenAgain = Callable[..., MediumStore]
-OBJECT_KINDS = ("s3", "tensorstore+file", "tensorstore+memory")
+OBJECT_KINDS = ("s3", "gcs", "tensorstore+file", "tensorstore+memory")
 
 
 def object_url(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     """The URL of an empty object store; for S3, the server is started where it does not run yet."""
-    if kind == "s3":
-        server: SeaweedFS = request.getfixturevalue("seaweedfs")
+    if kind in ("s3", "gcs"):
+        server: SeaweedFS | FakeGCS = request.getfixturevalue("seaweedfs" if kind == "s3" else "gcs")
         return server.url()
     return f"{kind}://{folder / 'objects' if kind == 'tensorstore+file' else secrets.token_hex(4)}"
 
