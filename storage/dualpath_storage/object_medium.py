@@ -24,8 +24,8 @@ _ALL = slice(0, None)
 class ObjectMedium(Medium):
     """`kv` holds blocks under the names that a POSIX store's folder has for them, so that either can be copied.
 
-    `block_bytes` is how long a block is as a rule, header included: one that is asked for whole is read without a
-    range, which tells whether it goes on beyond its end.
+    `block_bytes` is how long a block is as a rule, header included. What is asked for so many bytes is read without a
+    range, which tells whether it goes on; less than that is a part, of which no more is moved.
 
     An object appears whole or not at all, and is durable once its write is acknowledged: so `stage` is all of a write,
     visible at once, and `commit` and `discard` have nothing to do. TensorStore reads into memory of its own, so a
@@ -42,7 +42,7 @@ class ObjectMedium(Medium):
         """Of the `skip_bytes` between header and payload nothing is moved."""
         first = len(header) + skip_bytes
         end = first + len(payload)
-        if end - skip_bytes == self._block_bytes:
+        if end - skip_bytes >= self._block_bytes:
             ranges = [_ALL]
         else:
             ranges = [slice(0, end)] if skip_bytes == 0 else [slice(0, len(header)), slice(first, end)]
