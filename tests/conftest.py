@@ -2,7 +2,12 @@
 
 import os
 
+from tests.gcs import gcs
+from tests.seaweedfs import s3_credentials, seaweedfs, shared_seaweedfs
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
+
+__all__ = ["gcs", "s3_credentials", "seaweedfs", "shared_seaweedfs"]  # fixtures for every folder

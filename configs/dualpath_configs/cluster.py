@@ -7,6 +7,9 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_
 from dualpath_configs.base import Spec
 from dualpath_configs.model import ModelSpec
 
+_STORE_URLS = ("file:///", "s3://", "gcs://", "tensorstore+file:///", "tensorstore+memory://")
+"""How the URL of a store begins; what follows must not be empty."""
+
 _Check = tuple[bool, str, object, str]
 """Whether it holds, the key that it is about, its value, and what was expected."""
 
@@ -56,8 +59,10 @@ class StorageSpec(Spec):
 
     url: str = Field(
         default="",
-        description="`file:///folder` or `memory://`, for tests with `faulty+` before it and rates of faults after it; "
-        "empty: a temporary folder of the cluster.",
+        description="`file:///folder`, `s3://bucket/prefix?endpoint=http://host:port&region=NAME`, "
+        "`gcs://bucket/prefix` or `memory://`; through TensorStore as the clouds also `tensorstore+file:///folder` and "
+        "`tensorstore+memory://name`; for tests with `faulty+` before it and rates of faults after it; empty: a "
+        "temporary folder of the cluster.",
     )
     read_deadline_s: PositiveFloat = 10.0
     write_deadline_s: PositiveFloat = 10.0
@@ -66,8 +71,11 @@ class StorageSpec(Spec):
     @classmethod
     def _known_scheme(cls, url: str) -> str:
         plain = url.removeprefix("faulty+")
-        if url and not plain.startswith("memory://") and not (plain.startswith("file:///") and plain != "file:///"):
-            raise ValueError("expected file:///folder, memory:// or an empty string")
+        known = plain.startswith("memory://") or (plain.startswith(_STORE_URLS) and plain not in _STORE_URLS)
+        if url and not known:
+            raise ValueError(
+                "expected file:///folder, s3://bucket/prefix, gcs://bucket/prefix, memory:// or an empty string"
+            )
         return url
 
 

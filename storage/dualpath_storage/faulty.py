@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -99,11 +100,9 @@ class FaultyMedium(Medium):
     def stage(self, key: bytes, header: bytes, payload: memoryview, *, deadline_at: float) -> Staged:
         dice = self._dice("write", key)
         self._disturb(dice, deadline_at)
-        staged = self._inner.stage(key, header, payload, deadline_at=deadline_at)
         if dice.strikes("lose"):
-            self._inner.discard([staged])
             return Staged(key, None)
-        return staged
+        return self._inner.stage(key, header, payload, deadline_at=deadline_at)
 
     def commit(self, staged: Sequence[Staged], *, deadline_at: float) -> list[OSError | None]:
         return self._inner.commit(staged, deadline_at=deadline_at)
@@ -114,8 +113,8 @@ class FaultyMedium(Medium):
     def peek(self, key: bytes, size_bytes: int) -> bytes:
         return self._inner.peek(key, size_bytes)
 
-    def contains(self, key: bytes) -> bool:
-        return self._inner.contains(key)
+    def contains(self, key: bytes, *, deadline_at: float = math.inf) -> bool:
+        return self._inner.contains(key, deadline_at=deadline_at)
 
     def delete(self, key: bytes) -> None:
         self._inner.delete(key)
@@ -160,7 +159,7 @@ class FaultyStore(MediumStore):
     @property
     def url(self) -> str:
         query = "&".join(f"{name}={value}" for name, value in dataclasses.asdict(self._faults).items() if value)
-        return f"faulty+{self._inner.url}?{query}"
+        return f"faulty+{self._inner.url}{'&' if '?' in self._inner.url else '?'}{query}"
 
     async def close(self) -> None:
         await super().close()

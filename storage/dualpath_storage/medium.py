@@ -7,6 +7,7 @@ medium that can give up (a network client) does so then, with TimeoutError.
 """
 
 import abc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ Look = Callable[[memoryview], object]
 
 @dataclass(frozen=True)
 class Staged:
-    """A block that is written but not visible; `handle` is the medium's. None: it was visible before."""
+    """A block that is written but not visible; `handle` is the medium's. None: it is visible."""
 
     key: bytes
     handle: object
@@ -51,7 +52,8 @@ class Medium(abc.ABC):
     def stage(self, key: bytes, header: bytes, payload: memoryview, *, deadline_at: float) -> Staged:
         """Write a block, not yet visible, and perhaps not yet durable. Leaves nothing behind where it raises.
 
-        What is staged is committed or discarded, up to `medium_store.GROUP_BLOCKS` blocks at a time.
+        What is staged is committed or discarded, up to `medium_store.GROUP_BLOCKS` blocks at a time. Where a write is
+        one step (an object store), that step is here, whole and durable; the handle is None then.
         """
 
     @abc.abstractmethod
@@ -67,7 +69,7 @@ class Medium(abc.ABC):
         """Drop staged blocks that will not be committed. Raises nothing."""
 
     @abc.abstractmethod
-    def contains(self, key: bytes) -> bool:
+    def contains(self, key: bytes, *, deadline_at: float = math.inf) -> bool:
         """Whether a block is visible."""
 
     @abc.abstractmethod

@@ -31,9 +31,12 @@ GROUP_BLOCKS = 64
 
 
 class MediumStore(BlockStore):
-    """Reads and writes have threads of their own, and writes wait for a gap between reads (`LoadsFirst`)."""
+    """Reads, writes and probes have threads of their own, and writes wait for a gap between reads (`LoadsFirst`).
 
-    def __init__(self, medium: Medium, layout: KVLayout, *, threads: int) -> None:
+    Probes (`contains`, `delete`, `scan`) are spread over `probe_threads`: each costs a network's latency, not bytes.
+    """
+
+    def __init__(self, medium: Medium, layout: KVLayout, *, threads: int, probe_threads: int | None = None) -> None:
         if threads < 1:
             raise ValueError(f"threads is {threads}: a store needs at least 1")
         self.medium = medium
@@ -43,6 +46,7 @@ class MediumStore(BlockStore):
         self._readers = WorkerPool(threads, "store-read")
         self._writers = WorkerPool(threads, "store-write")
         self._loads_first = LoadsFirst()
+        self._probers = WorkerPool(probe_threads or threads, "store-probe")
         self._scratch = threading.local()
         self._operations = 0
         self._idle = asyncio.Event()
@@ -86,28 +90,21 @@ class MediumStore(BlockStore):
         return results + [_late(deadline_s)] * (len(writes) - len(results))
 
     async def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        keys = list(keys)
-        return await self._call(lambda: [self.medium.contains(key) for key in keys])
+        return await self._spread(lambda piece: [self.medium.contains(key) for key in piece], keys)
 
     async def delete(self, keys: Sequence[bytes]) -> None:
-        keys = list(keys)
-
-        def delete_all() -> None:
-            for key in keys:
-                self.medium.delete(key)
-
-        await self._call(delete_all)
+        await self._spread(lambda piece: [self.medium.delete(key) for key in piece], keys)
 
     async def scan(self) -> AsyncIterator[StoredBlock]:
         chunks = self.medium.keys()
         while (keys := await self._call(partial(next, chunks, None))) is not None:
-            for block in await self._call(partial(self._stored_blocks, keys)):
+            for block in await self._spread(self._stored_blocks, keys):
                 yield block
 
     async def close(self) -> None:
         self._closed = True
         await self._idle.wait()  # every operation ends by its deadline
-        await asyncio.gather(self._writers.close(_CLOSE_GRACE_S), self._readers.close(_CLOSE_GRACE_S))
+        await asyncio.gather(*(pool.close(_CLOSE_GRACE_S) for pool in (self._writers, self._readers, self._probers)))
         self.medium.close()
 
     @contextlib.contextmanager
@@ -169,7 +166,7 @@ class MediumStore(BlockStore):
     def _stage_one(self, write: BlockWrite, payload: memoryview, deadline_at: float) -> Staged | BlockResult:
         try:
             with self._loads_first.store(deadline_at):
-                if self.medium.contains(write.key) and self._is_intact(write, deadline_at):
+                if self.medium.contains(write.key, deadline_at=deadline_at) and self._is_intact(write, deadline_at):
                     return Staged(write.key, None)
                 header = self._format.pack_header(write.key, write.parent, write.tokens, payload)
                 return self.medium.stage(write.key, header, payload, deadline_at=deadline_at)
@@ -233,7 +230,7 @@ class MediumStore(BlockStore):
         if isinstance(result, Staged):
             self.medium.discard([result])
 
-    def _stored_blocks(self, keys: list[bytes]) -> list[StoredBlock]:
+    def _stored_blocks(self, keys: Sequence[bytes]) -> list[StoredBlock]:
         found = []
         for key in keys:
             try:
@@ -244,11 +241,18 @@ class MediumStore(BlockStore):
                 found.append(StoredBlock(key, header.parent, HEADER_BYTES + header.payload_bytes))
         return found
 
+    async def _spread(self, function: Callable[[Sequence[bytes]], list[T]], keys: Sequence[bytes]) -> list[T]:
+        """What `function` gives for all keys, in order, from as many threads as there are for probes."""
+        size = -(-len(keys) // self._probers.threads) or 1
+        pieces = [list(keys[start : start + size]) for start in range(0, len(keys), size)]
+        found = await asyncio.gather(*(self._call(partial(function, piece)) for piece in pieces))
+        return [item for piece in found for item in piece]
+
     async def _call(self, function: Callable[[], T]) -> T:
         """Run `function` in a thread. Raises StoreError where it fails or the medium does not answer."""
         with self._operation():
             try:
-                return await self._readers.call(function, _CALL_TIMEOUT_S)
+                return await self._probers.call(function, _CALL_TIMEOUT_S)
             except TimeoutError:
                 raise StoreError(f"{self.url} does not answer within {_CALL_TIMEOUT_S:g} s") from None
             except OSError as error:

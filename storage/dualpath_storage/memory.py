@@ -1,5 +1,6 @@
 """Blocks in this process's memory, in the same format as on disk, so that they are verified in the same way."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import final
 
@@ -40,7 +41,7 @@ class MemoryMedium(Medium):
     def discard(self, staged: Sequence[Staged]) -> None:
         pass
 
-    def contains(self, key: bytes) -> bool:
+    def contains(self, key: bytes, *, deadline_at: float = math.inf) -> bool:
         return key in self._blocks
 
     def delete(self, key: bytes) -> None:

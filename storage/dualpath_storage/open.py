@@ -1,33 +1,40 @@
 """Stores by URL."""
 
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from dualpath_storage.faulty import FaultyStore, parse_faults
 from dualpath_storage.layout import KVLayout
 from dualpath_storage.medium_store import MediumStore
 from dualpath_storage.memory import MemoryStore
+from dualpath_storage.object_url import OBJECT_EXPECTED, OBJECT_PARAMETERS, is_object_url
 from dualpath_storage.posix import PosixStore
 from dualpath_storage.store import BlockStore, StoreError
 
 _FAULTY = "faulty+"
-_EXPECTED = "expected file:///absolute/folder, memory://name, or one of them as faulty+URL?flip=0.05&seed=1"
+_EXPECTED = f"expected file:///absolute/folder, memory://name, {OBJECT_EXPECTED}, or faulty+URL?flip=0.05&seed=1"
 
 
 def open_store(url: str, layout: KVLayout) -> BlockStore:
     """The store that `url` names, opened for blocks of `layout`. Raises StoreError.
 
     `file:///folder` is a `PosixStore` (with `?direct=1`, one that reads past the page cache), `memory://name` a
-    `MemoryStore` that stores of the same name in this process share, and `faulty+` before either a `FaultyStore` whose
-    query gives the fields of `Faults`.
+    `MemoryStore` that stores of the same name in this process share, the schemes of object stores an `ObjectStore`, and
+    `faulty+` before any of them a `FaultyStore` whose query gives the fields of `Faults`.
     """
     if url.startswith(_FAULTY):
         plain, _, query = url.removeprefix(_FAULTY).partition("?")
-        faults = parse_faults(parse_qsl(query, keep_blank_values=True))
-        return FaultyStore(_open_plain(plain, layout), faults)
+        pairs = parse_qsl(query, keep_blank_values=True)
+        own = urlencode([(name, value) for name, value in pairs if name in OBJECT_PARAMETERS], safe=":/")
+        faults = parse_faults(pair for pair in pairs if pair[0] not in OBJECT_PARAMETERS)
+        return FaultyStore(_open_plain(f"{plain}?{own}" if own else plain, layout), faults)
     return _open_plain(url, layout)
 
 
 def _open_plain(url: str, layout: KVLayout) -> MediumStore:
+    if is_object_url(url):
+        from dualpath_storage.object_store import ObjectStore  # TensorStore takes a while to load
+
+        return ObjectStore(url, layout)
     parts = urlsplit(url)
     direct = parts.scheme == "file" and parts.query == "direct=1"
     if (parts.query and not direct) or parts.fragment:

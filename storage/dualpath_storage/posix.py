@@ -1,6 +1,7 @@
 """Blocks as files of any mounted POSIX file system: local disks, NFS, Lustre, 3FS. One file a block."""
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -95,7 +96,7 @@ class PosixMedium(Medium):
                 block.handle.close()
                 remove_if_possible(block.handle.path)
 
-    def contains(self, key: bytes) -> bool:
+    def contains(self, key: bytes, *, deadline_at: float = math.inf) -> bool:
         return os.path.exists(self._folder.path(key))
 
     def delete(self, key: bytes) -> None:

@@ -164,6 +164,7 @@ def _bad_trace(folder: Path) -> Path:
         (["--set=network.snic_bytes=1"], ["network.snic_bytes = 1: expected no such key", "network.snic_bytes_per_s"]),
         (["--set=mode=basic"], ["--set=mode=basic: the replay chooses the mode itself"]),
         (["--set=storage.url=memory://x"], ["storage.url = 'memory://x': processes share no memory"]),
+        (["--set=storage.url=tensorstore+memory://x"], ["processes share no memory"]),
         (["--set=checkpoint={folder}"], ["checkpoint = ", "config.json cannot be read"]),
         (["--trace={good}", "--set=max_context_tokens=16"], ["no session's first turn fits max_context_tokens (16)"]),
     ],

@@ -50,7 +50,9 @@ async def test_a_faulty_url_says_how_often(tmp_path: Path) -> None:
     await healthy.close()
 
 
-@pytest.mark.parametrize("url", ["s3://bucket", "/tmp/store", "file://relative/store", "file:store", "", "memory:///x"])
+@pytest.mark.parametrize(
+    "url", ["ftp://host/store", "/tmp/store", "file://relative/store", "file:store", "", "memory:///x"]
+)
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(StoreError, match=rf"store URL '{re.escape(url)}': expected file:///absolute/folder, memory://"):
         open_store(url, LAYOUT)

