@@ -28,11 +28,11 @@ keys and token digests are SHA-256.
 import hashlib
 import struct
 from dataclasses import dataclass
-from typing import final
+from typing import Self, final
 
 import xxhash
 
-from dualpath_storage.layout import KVLayout
+from dualpath_storage.layout import KVField, KVLayout
 
 HEADER_BYTES = 4096
 FORMAT_VERSION = 1
@@ -92,6 +92,17 @@ class BlockFormat:
         self._layers = layout.layers
         self._sums = struct.Struct(f"<{layout.layers}Q")
 
+    @classmethod
+    def of(cls, header: BlockHeader) -> Self:
+        """The format of whatever layout a block says that it has. Raises HeaderError where no layout is like that."""
+        layers = len(header.layer_sums)
+        if not layers or not header.payload_bytes or header.payload_bytes % layers:
+            raise HeaderError(f"claims {header.payload_bytes} bytes in {layers} layers")
+        same_sizes = KVLayout((KVField("any", (header.payload_bytes // layers,), "uint8"),), layers, 1)
+        block_format = cls(same_sizes)
+        block_format.layout_digest = header.layout_digest
+        return block_format
+
     def pack_header(self, key: bytes, parent: bytes, tokens: bytes, payload: memoryview) -> bytes:
         """The header of a block with this payload (bytes, `layout.block_bytes` long); keys have 32 bytes."""
         header = bytearray(HEADER_BYTES)
@@ -114,11 +125,12 @@ class BlockFormat:
         return bytes(header)
 
     def verify(
-        self, header: bytes | bytearray, payload: memoryview, *, key: bytes, tokens: bytes, stored_bytes: int
+        self, header: bytes | bytearray, payload: memoryview, *, key: bytes, tokens: bytes | None, stored_bytes: int
     ) -> str | None:
         """Why these are not the whole block `key` with these tokens; None where they are.
 
-        `stored_bytes` is how many bytes the block was seen to have in the store, header included.
+        `stored_bytes` is how many bytes the block was seen to have in the store, header included. Without `tokens`
+        (a tool does not know them) everything else is checked.
         """
         if stored_bytes < HEADER_BYTES:
             return f"truncated: {stored_bytes} bytes of a header of {HEADER_BYTES}"
@@ -144,12 +156,12 @@ class BlockFormat:
         checksum = xxhash.xxh3_64_intdigest
         return [checksum(payload[start : start + size]) for start in range(0, len(payload), size)]
 
-    def _identity_damage(self, header: BlockHeader, key: bytes, tokens: bytes) -> str | None:
+    def _identity_damage(self, header: BlockHeader, key: bytes, tokens: bytes | None) -> str | None:
         if header.key != key:
             return f"holds another block, {header.key.hex()}"
         if header.layout_digest != self.layout_digest:
             return f"has the KV layout {header.layout_digest.hex()}, not {self.layout_digest.hex()}"
-        if header.tokens_digest != hashlib.sha256(tokens).digest():
+        if tokens is not None and header.tokens_digest != hashlib.sha256(tokens).digest():
             return "was written for other tokens"
         return None
 

@@ -115,6 +115,9 @@ class FaultyMedium(Medium):
     def contains(self, key: bytes) -> bool:
         return self._inner.contains(key)
 
+    def last_used_s(self, key: bytes) -> float:
+        return self._inner.last_used_s(key)
+
     def delete(self, key: bytes) -> None:
         self._inner.delete(key)
 

@@ -13,6 +13,7 @@ from dualpath_storage.store import StoreError
 
 _READ = os.O_RDONLY | os.O_CLOEXEC
 _SCAN_CHUNK = 256
+_UNUSED = _READ | getattr(os, "O_NOATIME", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -38,7 +39,7 @@ class PosixMedium(Medium):
             os.close(descriptor)
 
     def peek(self, key: bytes, size_bytes: int) -> bytes:
-        descriptor = os.open(self._folder.path(key), _READ)
+        descriptor = _open_unused(self._folder.path(key))
         try:
             return os.pread(descriptor, size_bytes, 0)
         finally:
@@ -72,6 +73,10 @@ class PosixMedium(Medium):
 
     def contains(self, key: bytes) -> bool:
         return os.path.exists(self._folder.path(key))
+
+    def last_used_s(self, key: bytes) -> float:
+        status = os.stat(self._folder.path(key))
+        return max(status.st_atime, status.st_mtime)
 
     def delete(self, key: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -117,6 +122,14 @@ class PosixStore(MediumStore):
     @property
     def url(self) -> str:
         return f"file://{self._root}"
+
+
+def _open_unused(path: str) -> int:
+    """Open a file for a look that does not count as use; only its owner may ask for that."""
+    try:
+        return os.open(path, _UNUSED)
+    except PermissionError:
+        return os.open(path, _READ)
 
 
 def _after(parts: Sequence[bytes | bytearray | memoryview], skip: int) -> list[memoryview]:
