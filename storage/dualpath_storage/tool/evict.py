@@ -1,12 +1,12 @@
 """Make room in a store: leaves of the trie first, least recently used among them."""
 
 import heapq
-from collections import Counter
 from dataclasses import dataclass
 
+from dualpath_storage.index import PrefixIndex
 from dualpath_storage.medium import Medium
 from dualpath_storage.tool.blocks import Damage
-from dualpath_storage.tool.survey import Entry, entries
+from dualpath_storage.tool.survey import entries
 
 
 @dataclass
@@ -34,26 +34,26 @@ def evict(medium: Medium, at_least_bytes: int) -> Evicted:
     used. Raises StoreError.
     """
     left = {entry.key: entry for entry in entries(medium) if not isinstance(entry, Damage)}
-    children = Counter(entry.parent for entry in left.values())
-    coldest = [(_last_used_s(medium, entry), key) for key, entry in left.items() if not children[key]]
+    index = PrefixIndex()
+    index.add_many((entry.key, entry.parent) for entry in left.values())
+    coldest = [(_last_used_s(medium, key), key) for key in index.leaves()]
     heapq.heapify(coldest)
     evicted = Evicted(0, 0, len(left), sum(entry.size_bytes for entry in left.values()))
     while coldest and evicted.size_bytes < at_least_bytes:
         _, key = heapq.heappop(coldest)
         medium.delete(key)
-        entry = left.pop(key)
         evicted.blocks += 1
         evicted.left_blocks -= 1
-        evicted.size_bytes += entry.size_bytes
-        evicted.left_bytes -= entry.size_bytes
-        children[entry.parent] -= 1
-        if not children[entry.parent] and (parent := left.get(entry.parent)):
-            heapq.heappush(coldest, (_last_used_s(medium, parent), parent.key))
+        evicted.size_bytes += left[key].size_bytes
+        evicted.left_bytes -= left[key].size_bytes
+        parent = index.discard(key)
+        if parent is not None and index.is_leaf(parent):
+            heapq.heappush(coldest, (_last_used_s(medium, parent), parent))
     return evicted
 
 
-def _last_used_s(medium: Medium, entry: Entry) -> float:
+def _last_used_s(medium: Medium, key: bytes) -> float:
     try:
-        return medium.last_used_s(entry.key)
+        return medium.last_used_s(key)
     except FileNotFoundError:
         return 0.0  # gone already; to delete it again is fine
