@@ -17,6 +17,7 @@ from tests.storage.blocks import LAYOUT, REPOSITORY, chain, statuses
 
 COPY = [sys.executable, "-c", "from dualpath_storage.tool.command import run; run()", "copy"]
 OF_THE_SOURCE = 1000
+COUNTS = {OF_THE_SOURCE: 5000}
 Scenario = Callable[[Path, int, int], Awaitable["Campaign"]]
 
 
@@ -63,7 +64,7 @@ class Campaign:
         """Open the root again: everything reported is there, and nothing but whole blocks; returns how many."""
         store = PosixStore(self.root, LAYOUT)
         assert [path.suffix for path in (self.root / "tmp").iterdir()] == [".lock"], "only the open store's own lock"
-        blocks = [block for seed in sorted(self.seeds) for block in chain(2000, seed=seed)]
+        blocks = [block for seed in sorted(self.seeds) for block in chain(COUNTS.get(seed, 2000), seed=seed)]
         found = dict(zip((block.key.hex() for block in blocks), await statuses(store, blocks), strict=True))
         whole = {key for key, status in found.items() if status == "ok"}
         assert set(found.values()) <= {"ok", "missing"}
@@ -111,14 +112,14 @@ async def kill_a_copy_and_a_writer(root: Path, first_seed: int, rounds: int) -> 
     """A copy into the root and a writer beside it; in the end the copy is taken up and lacks nothing."""
     source = root.parent / f"{root.name}-source"
     store = PosixStore(source, LAYOUT)
-    blocks = chain(2000, seed=OF_THE_SOURCE)
+    blocks = chain(COUNTS[OF_THE_SOURCE], seed=OF_THE_SOURCE)
     await store.put([block.write() for block in blocks], deadline_s=60)
     await store.close()
     campaign = Campaign(root)
     for seed in range(first_seed, first_seed + rounds):
         dice = random.Random(seed)
         processes = [campaign.copy(source), campaign.writer(seed)]
-        campaign.kill(processes, [0.2 + moment(dice, 0.6), moment(dice)])
+        campaign.kill(processes, [0.2 + moment(dice, 1.0), moment(dice)])
         await campaign.check()
     assert command.main(["copy", f"file://{source}", f"file://{root}"]) == 0
     campaign.reported |= {block.key.hex() for block in blocks}
@@ -137,7 +138,7 @@ async def test_what_was_reported_outlives_a_kill(tmp_path: Path, scenario: Scena
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("scenario", "rounds"), list(zip(SCENARIOS, (200, 70, 110), strict=True)))
+@pytest.mark.parametrize(("scenario", "rounds"), list(zip(SCENARIOS, (200, 70, 120), strict=True)))
 async def test_what_was_reported_outlives_200_kills(tmp_path: Path, scenario: Scenario, rounds: int) -> None:
     """Ten rounds a root, so that a round's check reads all that its root has."""
     campaigns = [await scenario(tmp_path / f"{first}", first, 10) for first in range(0, rounds, 10)]
