@@ -75,6 +75,7 @@ class PosixMedium(Medium):
         return os.path.exists(self._folder.path(key))
 
     def last_used_s(self, key: bytes) -> float:
+        """As exact as the mount keeps access times: to a day under `relatime`, from the writing on under `noatime`."""
         status = os.stat(self._folder.path(key))
         return max(status.st_atime, status.st_mtime)
 

@@ -138,7 +138,7 @@ async def test_what_was_reported_outlives_a_kill(tmp_path: Path, scenario: Scena
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("scenario", "rounds"), list(zip(SCENARIOS, (200, 70, 120), strict=True)))
+@pytest.mark.parametrize(("scenario", "rounds"), list(zip(SCENARIOS, (210, 70, 120), strict=True)))
 async def test_what_was_reported_outlives_200_kills(tmp_path: Path, scenario: Scenario, rounds: int) -> None:
     """Ten rounds a root, so that a round's check reads all that its root has."""
     campaigns = [await scenario(tmp_path / f"{first}", first, 10) for first in range(0, rounds, 10)]
