@@ -125,14 +125,6 @@ class PosixStore(MediumStore):
         return f"file://{self._root}"
 
 
-def _open_unused(path: str) -> int:
-    """Open a file for a look that does not count as use; only its owner may ask for that."""
-    try:
-        return os.open(path, _UNUSED)
-    except PermissionError:
-        return os.open(path, _READ)
-
-
 def _after(parts: Sequence[bytes | bytearray | memoryview], skip: int) -> list[memoryview]:
     """What is left of `parts`, laid end to end, after their first `skip` bytes."""
     left = []
@@ -148,3 +140,11 @@ def _try_sync(folder: str) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+def _open_unused(path: str) -> int:
+    """Open a file for a look that does not count as use; only its owner may ask for that."""
+    try:
+        return os.open(path, _UNUSED)
+    except PermissionError:
+        return os.open(path, _READ)
