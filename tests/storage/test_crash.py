@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from dualpath_storage import PosixStore
-from dualpath_storage.tool import command
-from tests.storage.blocks import LAYOUT, REPOSITORY, chain, statuses
+from dualpath_storage.open import open_medium
+from dualpath_storage.tool.copy import copy
+from tests.storage.blocks import LAYOUT, REPOSITORY, Block, chain, statuses
 
 COPY = [sys.executable, "-c", "from dualpath_storage.tool.command import run; run()", "copy"]
 OF_THE_SOURCE = 1000
@@ -29,6 +31,7 @@ class Campaign:
     kills: int = 0
     reported: set[str] = field(default_factory=set)
     seeds: set[int] = field(default_factory=set)
+    left_to_copy: int = 0
     most_left_behind: int = 0
     """Most temporary files that lay there after a kill, the locks among them."""
 
@@ -41,9 +44,16 @@ class Campaign:
         return process
 
     def copy(self, source: Path) -> "subprocess.Popen[str]":
+        """Returns as soon as it has opened the root."""
         self.seeds.add(OF_THE_SOURCE)
-        urls = [f"file://{source}", f"file://{self.root}"]
-        return subprocess.Popen([*COPY, *urls], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+        urls, before = [f"file://{source}", f"file://{self.root}"], self.locks()
+        process = subprocess.Popen([*COPY, *urls], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+        while not self.locks() - before and process.poll() is None:
+            time.sleep(0.002)
+        return process
+
+    def locks(self) -> set[str]:
+        return {path.name for path in (self.root / "tmp").glob("*.lock")}
 
     def kill(self, processes: "list[subprocess.Popen[str]]", after_s: list[float]) -> None:
         """Kill each a while from now, wait for the last, and take down what they had reported."""
@@ -119,12 +129,25 @@ async def kill_a_copy_and_a_writer(root: Path, first_seed: int, rounds: int) -> 
     for seed in range(first_seed, first_seed + rounds):
         dice = random.Random(seed)
         processes = [campaign.copy(source), campaign.writer(seed)]
-        campaign.kill(processes, [0.2 + moment(dice, 1.0), moment(dice)])
+        campaign.kill(processes, [moment(dice), moment(dice)])
         await campaign.check()
-    assert command.main(["copy", f"file://{source}", f"file://{root}"]) == 0
+        await remove_if_complete(root, blocks)
+    with contextlib.ExitStack() as stack:
+        urls = (store.url, f"file://{root}")
+        done = copy(*(stack.enter_context(contextlib.closing(open_medium(url, must_exist=True))) for url in urls))
+    assert done.damaged == []
+    campaign.left_to_copy = done.blocks
     campaign.reported |= {block.key.hex() for block in blocks}
     await campaign.check()
     return campaign
+
+
+async def remove_if_complete(root: Path, blocks: list[Block]) -> None:
+    """So that the next copy has something to do."""
+    store, keys = PosixStore(root, LAYOUT), [block.key for block in blocks]
+    if all(await store.contains(keys)):
+        await store.delete(keys)
+    await store.close()
 
 
 SCENARIOS = [kill_one_writer, kill_several_writers, kill_a_copy_and_a_writer]
@@ -145,6 +168,9 @@ async def test_what_was_reported_outlives_200_kills(tmp_path: Path, scenario: Sc
     kills = sum(campaign.kills for campaign in campaigns)
     reported = sum(len(campaign.reported) for campaign in campaigns)
     left = max(campaign.most_left_behind for campaign in campaigns)
+    to_copy = sum(campaign.left_to_copy for campaign in campaigns)
     print(f"{scenario.__name__}: {kills} kills, {reported} blocks reported and whole, at most {left} files left behind")
+    print(f"copies were killed with {to_copy} blocks left in {len(campaigns)} roots")
+    assert (to_copy > 0) == (scenario is kill_a_copy_and_a_writer), "the copies were done before they were killed"
     assert kills >= 200
     assert left > 3, "no writer died while it wrote"
