@@ -28,11 +28,11 @@ keys and token digests are SHA-256.
 import hashlib
 import struct
 from dataclasses import dataclass
-from typing import final
+from typing import Self, final
 
 import xxhash
 
-from dualpath_storage.layout import KVLayout
+from dualpath_storage.layout import KVField, KVLayout
 
 HEADER_BYTES = 4096
 FORMAT_VERSION = 1
@@ -95,6 +95,17 @@ class BlockFormat:
         self._layers = layout.layers
         self._sums = struct.Struct(f"<{layout.layers}Q")
 
+    @classmethod
+    def of(cls, header: BlockHeader) -> Self:
+        """The format of whatever layout a block says that it has. Raises HeaderError where no layout is like that."""
+        layers = len(header.layer_sums)
+        if not layers or not header.payload_bytes or header.payload_bytes % layers:
+            raise HeaderError(f"claims {header.payload_bytes} bytes in {layers} layers")
+        same_sizes = KVLayout((KVField("any", (header.payload_bytes // layers,), "uint8"),), layers, 1)
+        block_format = cls(same_sizes)
+        block_format.layout_digest = header.layout_digest
+        return block_format
+
     def pack_header(self, key: bytes, parent: bytes, tokens: bytes, payload: memoryview) -> bytes:
         """The header of a block with this payload (bytes, `layout.block_bytes` long); keys have 32 bytes."""
         header = bytearray(HEADER_BYTES)
@@ -122,7 +133,7 @@ class BlockFormat:
         payload: memoryview,
         *,
         key: bytes,
-        tokens: bytes,
+        tokens: bytes | None,
         stored_bytes: int,
         layers: tuple[int, int] | None = None,
         payload_sum: PayloadSum | None = None,
@@ -130,7 +141,8 @@ class BlockFormat:
         """Why these are not the block `key` with these tokens, or those layers `[first, last)`; None if they are.
 
         `stored_bytes` is how many bytes the block was seen to have in the store, header included. `payload_sum` may
-        have seen the payload of a whole block already, all of it and in order; it is computed here otherwise.
+        have seen the payload of a whole block already, all of it and in order; it is computed here otherwise. Without
+        `tokens` (a tool does not know them) everything else is checked.
         """
         if stored_bytes < HEADER_BYTES:
             return f"truncated: {stored_bytes} bytes of a header of {HEADER_BYTES}"
@@ -156,12 +168,12 @@ class BlockFormat:
         checksum = xxhash.xxh3_64_intdigest
         return [checksum(payload[start : start + size]) for start in range(0, len(payload), size)]
 
-    def _identity_damage(self, header: BlockHeader, key: bytes, tokens: bytes) -> str | None:
+    def _identity_damage(self, header: BlockHeader, key: bytes, tokens: bytes | None) -> str | None:
         if header.key != key:
             return f"holds another block, {header.key.hex()}"
         if header.layout_digest != self.layout_digest:
             return f"has the KV layout {header.layout_digest.hex()}, not {self.layout_digest.hex()}"
-        if header.tokens_digest != hashlib.sha256(tokens).digest():
+        if tokens is not None and header.tokens_digest != hashlib.sha256(tokens).digest():
             return "was written for other tokens"
         return None
 

@@ -116,6 +116,9 @@ class FaultyMedium(Medium):
     def contains(self, key: bytes, *, deadline_at: float = math.inf) -> bool:
         return self._inner.contains(key, deadline_at=deadline_at)
 
+    def last_used_s(self, key: bytes) -> float:
+        return self._inner.last_used_s(key)
+
     def delete(self, key: bytes) -> None:
         self._inner.delete(key)
 

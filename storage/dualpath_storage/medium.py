@@ -72,6 +72,10 @@ class Medium(abc.ABC):
     def contains(self, key: bytes, *, deadline_at: float = math.inf) -> bool:
         """Whether a block is visible."""
 
+    def last_used_s(self, key: bytes) -> float:
+        """When a block was last read or written, in seconds since 1970; 0 where this medium does not know."""
+        return 0.0
+
     @abc.abstractmethod
     def delete(self, key: bytes) -> None:
         """Remove a block; one that is not there is fine."""

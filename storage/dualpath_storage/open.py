@@ -3,14 +3,17 @@
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from dualpath_storage.faulty import FaultyStore, parse_faults
-from dualpath_storage.layout import KVLayout
+from dualpath_storage.layout import KVField, KVLayout
+from dualpath_storage.medium import Medium
 from dualpath_storage.medium_store import MediumStore
 from dualpath_storage.memory import MemoryStore
 from dualpath_storage.object_url import OBJECT_EXPECTED, OBJECT_PARAMETERS, is_object_url
 from dualpath_storage.posix import PosixStore
+from dualpath_storage.posix_folder import is_store
 from dualpath_storage.store import BlockStore, StoreError
 
 _FAULTY = "faulty+"
+_ANY_LAYOUT = KVLayout((KVField("any", (1,), "uint8"),), 1, 1)
 _EXPECTED = f"expected file:///absolute/folder, memory://name, {OBJECT_EXPECTED}, or faulty+URL?flip=0.05&seed=1"
 
 
@@ -28,6 +31,20 @@ def open_store(url: str, layout: KVLayout) -> BlockStore:
         faults = parse_faults(pair for pair in pairs if pair[0] not in OBJECT_PARAMETERS)
         return FaultyStore(_open_plain(f"{plain}?{own}" if own else plain, layout), faults)
     return _open_plain(url, layout)
+
+
+def open_medium(url: str, *, must_exist: bool) -> Medium:
+    """What lies beneath the store that `url` names: the blocks of all layouts, as they are. For tools.
+
+    Raises StoreError, with `must_exist` also where there is no store yet; without it, it is made.
+    """
+    parts = urlsplit(url.removeprefix(_FAULTY))
+    if must_exist and parts.scheme == "file" and parts.path.startswith("/") and not is_store(unquote(parts.path)):
+        raise StoreError(f"{url} is no block store: no store was ever opened there")
+    store = open_store(url, _ANY_LAYOUT)
+    if not isinstance(store, MediumStore):
+        raise StoreError(f"{url} keeps no blocks of its own: give the URL of the store beneath it")
+    return store.medium
 
 
 def _open_plain(url: str, layout: KVLayout) -> MediumStore:

@@ -151,6 +151,17 @@ class PosixFolder:
         return True
 
 
+def is_store(root: str) -> bool:
+    """Whether a folder has been opened as a store before. Raises StoreError where that cannot be seen."""
+    try:
+        os.stat(os.path.join(root, _MARKER))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise StoreError(f"store folder {root}: {error}") from error
+    return True
+
+
 def sync_folder(path: str) -> None:
     """Make the names in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,14 +1,16 @@
 """Injected faults strike beneath the verification, as often as asked, the same in every run; none gives wrong bytes."""
 
 import asyncio
+import errno
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from dualpath_storage import Faults, FaultyStore, MemoryStore, PosixStore
+from dualpath_storage import Faults, FaultyStore, MemoryStore, PosixStore, StoreError, open_store
 from dualpath_storage.medium_store import MediumStore
 from tests.storage.blocks import LAYOUT, chain, put_all, raw, statuses
 
@@ -135,3 +137,38 @@ def test_rates_are_checked() -> None:
         Faults(flip=1.5)
     with pytest.raises(ValueError, match=r"delay_s is -1 .*: expected 0 or more"):
         Faults(delay_s=-1)
+
+
+@pytest.mark.parametrize(("code", "expected"), [(errno.ENOSPC, "full"), (errno.EIO, "failed")])
+async def test_a_failure_of_the_store_beneath_is_passed_up_with_its_reason(
+    inner: MediumStore, monkeypatch: pytest.MonkeyPatch, code: int, expected: str
+) -> None:
+    store = FaultyStore(inner, Faults())
+    blocks = chain(3)
+    await put_all(store, blocks[:2])
+
+    def fail(*arguments: object, **options: object) -> NoReturn:
+        raise OSError(code, "from beneath")
+
+    def fail_to_list() -> Iterator[list[bytes]]:
+        yield [blocks[0].key]
+        fail()
+
+    for method in ("read", "stage", "contains"):
+        monkeypatch.setattr(inner.medium, method, fail)
+    monkeypatch.setattr(inner.medium, "keys", fail_to_list)
+    (written,) = await store.put([blocks[2].write()], deadline_s=5)
+    assert (written.status.value, "from beneath" in written.detail) == (expected, True)
+    read = await store.get([block.read() for block in blocks[:2]], deadline_s=5)
+    assert all(result.status.value in ("failed", "full") and "from beneath" in result.detail for result in read)
+    with pytest.raises(StoreError, match="from beneath"):
+        [stored async for stored in store.scan()]
+    with pytest.raises(StoreError, match="from beneath"):
+        await store.contains([blocks[0].key])
+    await store.close()
+
+
+def test_a_store_beneath_that_cannot_be_opened_is_passed_up(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("not a store")
+    with pytest.raises(StoreError, match=r"is no block store and holds 'mine\.txt'"):
+        open_store(f"faulty+file://{tmp_path}?flip=0.5", LAYOUT)

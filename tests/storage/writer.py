@@ -1,4 +1,4 @@
-"""Writes blocks without end and prints each key that was acknowledged; the crash test kills it.
+"""Writes blocks without end and prints each key that was acknowledged; the crash tests kill it.
 
 Usage: python writer.py ROOT SEED
 """
@@ -11,9 +11,9 @@ from tests.storage.blocks import LAYOUT, chain
 
 
 async def main(root: str, seed: int) -> None:
-    store = PosixStore(root, LAYOUT)
     blocks = chain(2000, seed=seed)
-    print("ready", flush=True)
+    print("opening", flush=True)
+    store = PosixStore(root, LAYOUT)
     for start in range(0, len(blocks), 8):
         batch = blocks[start : start + 8]
         results = await store.put([block.write() for block in batch], deadline_s=20)
