@@ -13,6 +13,7 @@ from typing import TypeVar
 from dualpath_storage.block_format import HEADER_BYTES, BlockFormat, HeaderError, read_header
 from dualpath_storage.keys import KEY_BYTES
 from dualpath_storage.layout import KVLayout
+from dualpath_storage.loads_first import LoadsFirst
 from dualpath_storage.medium import Medium, Staged
 from dualpath_storage.store import BlockRead, BlockResult, BlockStore, BlockWrite, Status, StoredBlock, StoreError
 from dualpath_storage.workers import Batch, WorkerPool
@@ -25,9 +26,12 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _CALL_TIMEOUT_S = 30.0
 _CLOSE_GRACE_S = 5.0
 
+GROUP_BLOCKS = 64
+"""Blocks of a batch that are made durable together: a medium may hold a file open, or a copy, for each."""
+
 
 class MediumStore(BlockStore):
-    """Reads, writes and probes have threads of their own, so that a load queues behind neither.
+    """Reads, writes and probes have threads of their own, and writes wait for a gap between reads (`LoadsFirst`).
 
     Probes (`contains`, `delete`, `scan`) are spread over `probe_threads`: each costs a network's latency, not bytes.
     """
@@ -42,6 +46,7 @@ class MediumStore(BlockStore):
         self._readers = WorkerPool(threads, "store-read")
         self._writers = WorkerPool(threads, "store-write")
         self._probers = WorkerPool(probe_threads or threads, "store-probe")
+        self._loads_first = LoadsFirst()
         self._scratch = threading.local()
         self._operations = 0
         self._idle = asyncio.Event()
@@ -55,11 +60,15 @@ class MediumStore(BlockStore):
 
     async def get(self, reads: Sequence[BlockRead], *, deadline_s: float) -> list[BlockResult]:
         deadline_at = time.monotonic() + deadline_s
-        buffers = [self._checked("into", read.into, read.key) for read in reads]
+        spans = [self._span(read) for read in reads]
+        buffers = [
+            self._checked("into", read.into, span.stop - span.start, read.key)
+            for read, span in zip(reads, spans, strict=True)
+        ]
         if any(buffer.readonly for buffer in buffers):
             raise ValueError("a block's `into` is read-only: expected a writable buffer")
-        with self._operation():
-            batch = Batch(len(reads), lambda index: self._read_one(reads[index], buffers[index], deadline_at))
+        with self._operation(), self._loads_first.load():
+            batch = Batch(len(reads), lambda i: self._read_one(reads[i], buffers[i], spans[i].start, deadline_at))
             cancelled = await batch.run(self._readers, deadline_at)
         if cancelled and not batch.quiet:
             raise cancelled
@@ -67,27 +76,18 @@ class MediumStore(BlockStore):
 
     async def put(self, writes: Sequence[BlockWrite], *, deadline_s: float) -> list[BlockResult]:
         deadline_at = time.monotonic() + deadline_s
-        payloads = [self._checked("data", write.data, write.key, write.parent) for write in writes]
+        whole_bytes = self._format.block_bytes
+        payloads = [self._checked("data", write.data, whole_bytes, write.key, write.parent) for write in writes]
+        results: list[BlockResult] = []
+        cancelled = None
         with self._operation():
-            batch = Batch(
-                len(writes),
-                lambda index: self._stage_one(writes[index], payloads[index], deadline_at),
-                late=self._discard_late,
-            )
-            cancelled = await batch.run(self._writers, deadline_at)
-            staged = [result for result in batch.results if isinstance(result, Staged)]
-            if cancelled:
-                self._writers.submit(partial(self.medium.discard, staged))
-                outcomes = [_late(deadline_s)] * len(staged)
-            else:
-                outcomes, cancelled = await self._commit(staged, deadline_s, deadline_at)
-        if cancelled and not batch.quiet:
+            while len(results) < len(writes) and not cancelled:
+                group = slice(len(results), len(results) + GROUP_BLOCKS)
+                outcomes, cancelled = await self._put_group(writes[group], payloads[group], deadline_s, deadline_at)
+                results += outcomes
+        if cancelled and not any(result.quiet for result in results):
             raise cancelled
-        committed = iter(outcomes)
-        return [
-            next(committed) if isinstance(result, Staged) else result or _late(deadline_s, batch.quiet.get(i))
-            for i, result in enumerate(batch.results)
-        ]
+        return results + [_late(deadline_s)] * (len(writes) - len(results))
 
     async def contains(self, keys: Sequence[bytes]) -> list[bool]:
         return await self._spread(lambda piece: [self.medium.contains(key) for key in piece], keys)
@@ -120,22 +120,33 @@ class MediumStore(BlockStore):
             if not self._operations:
                 self._idle.set()
 
-    def _checked(self, name: str, buffer: memoryview, *keys: bytes) -> memoryview:
+    def _span(self, read: BlockRead) -> slice:
+        """The bytes of a block that are asked for."""
+        if read.layers is None:
+            return slice(0, self._format.block_bytes)
+        span = self.layout.layer_span(*read.layers)
+        if span.start == span.stop:
+            raise ValueError(f"a block's `layers` is {read.layers}: expected at least one layer")
+        return span
+
+    def _checked(self, name: str, buffer: memoryview, size_bytes: int, *keys: bytes) -> memoryview:
         for key in keys:
             if len(key) != KEY_BYTES:
                 raise ValueError(f"key {key!r} has {len(key)} bytes: expected {KEY_BYTES}")
-        if buffer.nbytes != self._format.block_bytes or not buffer.c_contiguous:
+        if buffer.nbytes != size_bytes or not buffer.c_contiguous:
             raise ValueError(
                 f"a block's `{name}` has {buffer.nbytes} bytes (C-contiguous: {buffer.c_contiguous}): "
-                f"expected {self._format.block_bytes} contiguous bytes, the layout's block"
+                f"expected {size_bytes} contiguous bytes, as the layout says"
             )
         return buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
 
-    def _read_one(self, read: BlockRead, into: memoryview, deadline_at: float) -> BlockResult:
+    def _read_one(self, read: BlockRead, into: memoryview, skip_bytes: int, deadline_at: float) -> BlockResult:
         header = bytearray(HEADER_BYTES)
         try:
-            seen = self.medium.read(read.key, header, into, deadline_at=deadline_at)
-            damage = self._format.verify(header, into, key=read.key, tokens=read.tokens, stored_bytes=seen)
+            seen = self.medium.read(read.key, header, into, deadline_at=deadline_at, skip_bytes=skip_bytes)
+            damage = self._format.verify(
+                header, into, key=read.key, tokens=read.tokens, stored_bytes=seen, layers=read.layers
+            )
         except FileNotFoundError:
             return _MISSING
         except Exception as error:
@@ -144,10 +155,11 @@ class MediumStore(BlockStore):
 
     def _stage_one(self, write: BlockWrite, payload: memoryview, deadline_at: float) -> Staged | BlockResult:
         try:
-            if self.medium.contains(write.key, deadline_at=deadline_at) and self._is_intact(write, deadline_at):
-                return Staged(write.key, None)
-            header = self._format.pack_header(write.key, write.parent, write.tokens, payload)
-            return self.medium.stage(write.key, header, payload, deadline_at=deadline_at)
+            with self._loads_first.store(deadline_at):
+                if self.medium.contains(write.key, deadline_at=deadline_at) and self._is_intact(write, deadline_at):
+                    return Staged(write.key, None)
+                header = self._format.pack_header(write.key, write.parent, write.tokens, payload)
+                return self.medium.stage(write.key, header, payload, deadline_at=deadline_at)
         except Exception as error:
             return _failure(error)
 
@@ -157,7 +169,29 @@ class MediumStore(BlockStore):
         scratch = getattr(self._scratch, "block", None)
         if scratch is None:
             scratch = self._scratch.block = memoryview(bytearray(self._format.block_bytes))
-        return self._read_one(BlockRead(write.key, write.tokens, scratch), scratch, deadline_at).ok
+        return self._read_one(BlockRead(write.key, write.tokens, scratch), scratch, 0, deadline_at).ok
+
+    async def _put_group(
+        self, writes: Sequence[BlockWrite], payloads: list[memoryview], deadline_s: float, deadline_at: float
+    ) -> tuple[list[BlockResult], asyncio.CancelledError | None]:
+        batch = Batch(
+            len(writes),
+            lambda index: self._stage_one(writes[index], payloads[index], deadline_at),
+            late=self._discard_late,
+        )
+        cancelled = await batch.run(self._writers, deadline_at)
+        staged = [result for result in batch.results if isinstance(result, Staged)]
+        if cancelled:
+            self._writers.submit(partial(self.medium.discard, staged))
+            outcomes = [_late(deadline_s)] * len(staged)
+        else:
+            outcomes, cancelled = await self._commit(staged, deadline_s, deadline_at)
+        committed = iter(outcomes)
+        results = [
+            next(committed) if isinstance(result, Staged) else result or _late(deadline_s, batch.quiet.get(i))
+            for i, result in enumerate(batch.results)
+        ]
+        return results, cancelled
 
     async def _commit(
         self, staged: list[Staged], deadline_s: float, deadline_at: float
@@ -175,8 +209,10 @@ class MediumStore(BlockStore):
 
     def _commit_all(self, staged: list[Staged], deadline_at: float) -> list[BlockResult]:
         try:
-            errors = self.medium.commit(staged, deadline_at=deadline_at)
+            with self._loads_first.store(deadline_at):
+                errors = self.medium.commit(staged, deadline_at=deadline_at)
         except Exception as error:
+            self.medium.discard(staged)
             return [_failure(error)] * len(staged)
         return [_OK if error is None else _failure(error) for error in errors]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_storage import Faults, FaultyStore, KVLayout, MemoryStore, PosixStore
+from dualpath_storage import Faults, FaultyStore, KVLayout, MemoryStore, PosixStore, StoreError
 from dualpath_storage.medium_store import MediumStore
 from dualpath_storage.object_store import ObjectStore
 from tests.gcs import FakeGCS
@@ -23,7 +23,7 @@ def object_url(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     return f"{kind}://{folder / 'objects' if kind == 'tensorstore+file' else secrets.token_hex(4)}"
 
 
-@pytest.fixture(params=["posix", "memory", "faulty", *OBJECT_KINDS])
+@pytest.fixture(params=["posix", "direct", "memory", "faulty", *OBJECT_KINDS])
 async def open_again(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[OpenAgain]:
     """Opens the same store, as often as asked and for any layout; closes them all."""
     name = secrets.token_hex(4)
@@ -37,7 +37,10 @@ async def open_again(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
         elif request.param == "memory":
             store = MemoryStore(layout, name=name)
         else:
-            store = PosixStore(tmp_path / "store", layout)
+            try:
+                store = PosixStore(tmp_path / "store", layout, direct=request.param == "direct")
+            except StoreError as error:
+                pytest.skip(f"{tmp_path} is on a file system without unbuffered reads: {error}")
         opened.append(FaultyStore(store, Faults()) if request.param == "faulty" else store)
         return opened[-1]
 
