@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from dualpath_storage.block_format import HEADER_BYTES, BlockFormat, HeaderError, read_header
-from dualpath_storage.keys import KEY_BYTES
+from dualpath_storage.buffers import read_buffers, write_buffers
 from dualpath_storage.layout import KVLayout
 from dualpath_storage.medium import Medium, Staged
 from dualpath_storage.store import BlockRead, BlockResult, BlockStore, BlockWrite, Status, StoredBlock, StoreError
@@ -51,9 +51,7 @@ class MediumStore(BlockStore):
 
     async def get(self, reads: Sequence[BlockRead], *, deadline_s: float) -> list[BlockResult]:
         deadline_at = time.monotonic() + deadline_s
-        buffers = [self._checked("into", read.into, read.key) for read in reads]
-        if any(buffer.readonly for buffer in buffers):
-            raise ValueError("a block's `into` is read-only: expected a writable buffer")
+        buffers = read_buffers(reads, self._format.block_bytes)
         with self._operation():
             batch = Batch(len(reads), lambda index: self._read_one(reads[index], buffers[index], deadline_at))
             cancelled = await batch.run(self._readers, deadline_at)
@@ -63,7 +61,7 @@ class MediumStore(BlockStore):
 
     async def put(self, writes: Sequence[BlockWrite], *, deadline_s: float) -> list[BlockResult]:
         deadline_at = time.monotonic() + deadline_s
-        payloads = [self._checked("data", write.data, write.key, write.parent) for write in writes]
+        payloads = write_buffers(writes, self._format.block_bytes)
         with self._operation():
             batch = Batch(
                 len(writes),
@@ -122,17 +120,6 @@ class MediumStore(BlockStore):
             self._operations -= 1
             if not self._operations:
                 self._idle.set()
-
-    def _checked(self, name: str, buffer: memoryview, *keys: bytes) -> memoryview:
-        for key in keys:
-            if len(key) != KEY_BYTES:
-                raise ValueError(f"key {key!r} has {len(key)} bytes: expected {KEY_BYTES}")
-        if buffer.nbytes != self._format.block_bytes or not buffer.c_contiguous:
-            raise ValueError(
-                f"a block's `{name}` has {buffer.nbytes} bytes (C-contiguous: {buffer.c_contiguous}): "
-                f"expected {self._format.block_bytes} contiguous bytes, the layout's block"
-            )
-        return buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
 
     def _read_one(self, read: BlockRead, into: memoryview, deadline_at: float) -> BlockResult:
         header = bytearray(HEADER_BYTES)
