@@ -111,10 +111,12 @@ class StorageTraffic:
         self._layout = layout
         self._cards = cards
         self._ahead = Window(max(READ_AHEAD_BYTES, MIN_READ_AHEAD_BLOCKS * layout.block_bytes))
+        self._from_memory = Window(1)  # copies of resident blocks: one at a time, so that the loop has turns between
         self._writing = Window(max(WRITE_WINDOW_BYTES, layout.block_bytes))
         self._calls = count()
         self._reads: set[BlockRun] = set()
         self._left: set[asyncio.Task[Any]] = set()  # operations that outlived their deadline
+        self.memory_read_bytes = 0
 
     @property
     def read_queue_tokens(self) -> int:
@@ -144,14 +146,18 @@ class StorageTraffic:
 
     async def _read(self, run: BlockRun, index: int, read: BlockRead, stop_at_failure: bool) -> BlockResult:
         # Storage first, the card second: what is not there must not cost the card anything.
-        need = (*run.need, index)
-        async with self._ahead.slot(self._layout.block_bytes, need):
+        # What lies in the node's memory waits for neither of them.
+        need, size_bytes = (*run.need, index), self._layout.block_bytes
+        window = self._from_memory if run.store.resident(read.key) else self._ahead
+        async with window.slot(size_bytes, need):
             until_s = asyncio.get_running_loop().time() + run.deadline_s
             result = await run.in_store(index, run.store.get([read], deadline_s=run.deadline_s), self._left)
             if not run.wanted(index):
                 return replace(NOT_READ, quiet=result.quiet)
-            if result.ok:
-                result = await _pass(self._cards.storage_read, self._layout.block_bytes, Lane.LOAD, need, until_s)
+            if result.ok and result.from_memory:
+                self.memory_read_bytes += size_bytes
+            elif result.ok:
+                result = await _pass(self._cards.storage_read, size_bytes, Lane.LOAD, need, until_s)
         if stop_at_failure and not result.ok:
             run.stop_after(index)
         return result

@@ -1,0 +1,120 @@
+"""Which blocks go when a store is full, or when nothing has used them for long: the longest unused leaves first."""
+
+import heapq
+import math
+from collections.abc import Container, Iterable
+from typing import final
+
+from dualpath_storage.index import PrefixIndex
+from dualpath_storage.store import StoredBlock
+
+HIGH_WATER, LOW_WATER = 0.95, 0.85
+"""Shares of the capacity: eviction begins above the one, so that writes under way find room, and ends at the other."""
+
+_EXPIRY_LOOKS = 20
+"""How often in a time to live expired blocks are looked for."""
+
+
+@final
+class Eviction:
+    """Decides over the blocks of an index, all of `block_bytes`; deletes nothing itself.
+
+    A block may go when no stored block has it as its parent. Used are blocks that were planned to be read or were just
+    written; asking whether a block is stored uses nothing. Blocks of which no use is known count as used at `now_s` of
+    the start. Without a capacity and a time to live nothing is ever evicted, and nothing remembered. Times are seconds
+    on one clock that does not go back.
+    """
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        *,
+        block_bytes: int,
+        now_s: float,
+        capacity_bytes: int | None = None,
+        time_to_live_s: float | None = None,
+    ) -> None:
+        self._index = index
+        self._block_bytes = block_bytes
+        self._capacity_blocks = math.inf if capacity_bytes is None else capacity_bytes / block_bytes
+        self._time_to_live_s = math.inf if time_to_live_s is None else time_to_live_s
+        self._start_s = now_s
+        self._looked_s = now_s
+        self._used_s: dict[bytes, float] = {}
+        self._going: dict[bytes, StoredBlock] = {}
+        self._found_full = False
+        self.evicted_blocks = 0
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything can ever be evicted."""
+        return math.isfinite(self._capacity_blocks) or math.isfinite(self._time_to_live_s)
+
+    def used(self, keys: Iterable[bytes], now_s: float) -> None:
+        """These blocks are used now."""
+        if self.enabled:
+            self._used_s.update(dict.fromkeys(keys, now_s))
+
+    def found_full(self) -> None:
+        """A write found no room, whatever the capacity says: as much goes as if what is stored now were the limit."""
+        self._found_full = math.isfinite(self._capacity_blocks)
+
+    def choose(self, now_s: float, in_use: Container[bytes]) -> list[StoredBlock]:
+        """Blocks to delete, children before parents, gone from the index already; none of `in_use`.
+
+        Each must be answered for by `deleted` or `kept`; until then nothing more is chosen for room.
+        """
+        blocks = self._surplus()
+        expired_before_s = self._expiry(now_s)
+        if not blocks and expired_before_s == -math.inf:
+            return []
+        chosen: list[StoredBlock] = []
+        self._forget_unknown()
+        leaves = [(self._last_use(key), key) for key in self._index.leaves() if key not in in_use]
+        heapq.heapify(leaves)
+        while leaves and (len(chosen) < blocks or leaves[0][0] < expired_before_s):
+            _, key = heapq.heappop(leaves)
+            parent = self._index.discard(key)
+            assert parent is not None
+            chosen.append(StoredBlock(key, parent, self._block_bytes))
+            self._used_s.pop(key, None)
+            if self._index.is_leaf(parent) and parent not in in_use:
+                heapq.heappush(leaves, (self._last_use(parent), parent))
+        self._going.update((block.key, block) for block in chosen)
+        return chosen
+
+    def deleted(self, blocks: Iterable[StoredBlock]) -> None:
+        """The store has them no longer; whoever published one meanwhile found it there just before."""
+        for block in blocks:
+            del self._going[block.key]
+            self._index.discard(block.key)
+            self.evicted_blocks += 1
+
+    def kept(self, blocks: Iterable[StoredBlock]) -> None:
+        """They could not be deleted: back into the index."""
+        for block in blocks:
+            del self._going[block.key]
+            self._index.add(block.key, block.parent)
+
+    def _surplus(self) -> int:
+        """How many blocks must go to make room."""
+        stored, limit = len(self._index), self._capacity_blocks
+        found_full, self._found_full = self._found_full, False
+        if self._going or not (found_full or stored > HIGH_WATER * limit):
+            return 0
+        return max(0, stored - math.floor(LOW_WATER * (min(limit, stored) if found_full else limit)))
+
+    def _expiry(self, now_s: float) -> float:
+        """The time before which a last use is too long ago; minus infinity where it is not the moment to look."""
+        if now_s - self._looked_s < self._time_to_live_s / _EXPIRY_LOOKS:
+            return -math.inf
+        self._looked_s = now_s
+        return now_s - self._time_to_live_s
+
+    def _last_use(self, key: bytes) -> float:
+        return self._used_s.get(key, self._start_s)
+
+    def _forget_unknown(self) -> None:
+        """Blocks that have left the index by other ways."""
+        if len(self._used_s) > len(self._index):
+            self._used_s = {key: used_s for key, used_s in self._used_s.items() if key in self._index}
