@@ -17,12 +17,15 @@ _EXPIRY_LOOKS = 20
 
 @final
 class Eviction:
-    """Decides over the blocks of an index, all of `block_bytes`; deletes nothing itself.
+    """Decides over the blocks of an index, all of `block_bytes`; touches no store itself.
 
     A block may go when no stored block has it as its parent. Used are blocks that were planned to be read or were just
     written; asking whether a block is stored uses nothing. Blocks of which no use is known count as used at `now_s` of
     the start. Without a capacity and a time to live nothing is ever evicted, and nothing remembered. Times are seconds
     on one clock that does not go back.
+
+    A write that finds its block stored does nothing, and its publication may come after the block has been deleted. So
+    what is published within `doubt_s` of its eviction is in doubt: it counts as stored once the store was asked.
     """
 
     def __init__(
@@ -33,15 +36,19 @@ class Eviction:
         now_s: float,
         capacity_bytes: int | None = None,
         time_to_live_s: float | None = None,
+        doubt_s: float = 0.0,
     ) -> None:
         self._index = index
         self._block_bytes = block_bytes
         self._capacity_blocks = math.inf if capacity_bytes is None else capacity_bytes / block_bytes
         self._time_to_live_s = math.inf if time_to_live_s is None else time_to_live_s
+        self._doubt_s = doubt_s
         self._start_s = now_s
         self._looked_s = now_s
         self._used_s: dict[bytes, float] = {}
-        self._going: dict[bytes, StoredBlock] = {}
+        self._going: set[bytes] = set()
+        self._gone_s: dict[bytes, float] = {}  # in order of time
+        self._doubts: dict[bytes, bytes] = {}
         self._found_full = False
         self.evicted_blocks = 0
 
@@ -54,6 +61,28 @@ class Eviction:
         """These blocks are used now."""
         if self.enabled:
             self._used_s.update(dict.fromkeys(keys, now_s))
+
+    def published(self, key: bytes, parent: bytes, now_s: float) -> None:
+        """A node has written the block, or found it stored: it goes into the index, at once or when `settle` says so."""
+        if key in self._going or now_s - self._gone_s.get(key, -math.inf) < self._doubt_s:
+            self._doubts[key] = parent
+        else:
+            self._index.add(key, parent)
+        self.used([key], now_s)
+
+    def take_doubts(self) -> list[StoredBlock]:
+        """Blocks of which the store must be asked whether it has them; none that is being deleted."""
+        taken = [
+            StoredBlock(*doubt, self._block_bytes) for doubt in self._doubts.items() if doubt[0] not in self._going
+        ]
+        for block in taken:
+            del self._doubts[block.key]
+        return taken
+
+    def settle(self, blocks: Iterable[StoredBlock]) -> None:
+        """The store has these of the blocks that were in doubt."""
+        for block in blocks:
+            self._index.add(block.key, block.parent)
 
     def found_full(self) -> None:
         """A write found no room, whatever the capacity says: as much goes as if what is stored now were the limit."""
@@ -80,20 +109,23 @@ class Eviction:
             self._used_s.pop(key, None)
             if self._index.is_leaf(parent) and parent not in in_use:
                 heapq.heappush(leaves, (self._last_use(parent), parent))
-        self._going.update((block.key, block) for block in chosen)
+        self._going.update(block.key for block in chosen)
         return chosen
 
-    def deleted(self, blocks: Iterable[StoredBlock]) -> None:
-        """The store has them no longer; whoever published one meanwhile found it there just before."""
+    def deleted(self, blocks: Iterable[StoredBlock], now_s: float) -> None:
+        """The store has them no longer."""
         for block in blocks:
-            del self._going[block.key]
-            self._index.discard(block.key)
+            self._going.discard(block.key)
+            self._gone_s.pop(block.key, None)
+            self._gone_s[block.key] = now_s
             self.evicted_blocks += 1
+        while self._gone_s and now_s - self._gone_s[first := next(iter(self._gone_s))] >= self._doubt_s:
+            del self._gone_s[first]
 
     def kept(self, blocks: Iterable[StoredBlock]) -> None:
         """They could not be deleted: back into the index."""
         for block in blocks:
-            del self._going[block.key]
+            self._going.discard(block.key)
             self._index.add(block.key, block.parent)
 
     def _surplus(self) -> int:

@@ -1,7 +1,6 @@
 """Eviction in the scheduler: what counts as use, what is being read, and what full disks lead to."""
 
 from dualpath_configs import StorageSpec
-from dualpath_scheduler.service import scheduler_pb2 as pb
 from dualpath_scheduler.service.kv_layout import layout_of
 from dualpath_storage.block_format import HEADER_BYTES
 from tests.service.support import BLOCK, World, make_spec, prompt, publish, tokens
@@ -17,7 +16,7 @@ def world_of(blocks: int | None, **storage: object) -> World:
 
 def evict(world: World) -> list[bytes]:
     blocks = world.state.evict(world.now)
-    world.state.evicted(blocks)
+    world.state.evicted(blocks, world.now)
     return [block.key for block in blocks]
 
 
@@ -60,6 +59,7 @@ def test_blocks_that_an_attempt_is_to_read_stay_until_its_first_token() -> None:
     assert evict(world) == [other[9], other[8], other[7]]
     world.say("decode-0", assignment)
     publish(world, tokens(10 * BLOCK, start=50))
+    world.state.settle(world.state.doubts())
     world.say("prefill-0", assignment, 1)
     assert evict(world) == [read[9], read[8], read[7]]
 
@@ -93,5 +93,17 @@ def test_blocks_expire() -> None:
     publish(world, tokens(4 * BLOCK))
     world.later(20, "prefill-0", "decode-0")
     assert evict(world) == keys[:3:-1]
-    world.report("decode-0", published=[pb.Published(key=keys[4], parent=keys[3])])
-    assert len(world.index) == 5
+    assert len(world.index) == 4
+
+
+def test_a_block_that_is_published_around_its_eviction_is_asked_for() -> None:
+    world = world_of(20)
+    publish(world, tokens(20 * BLOCK))
+    gone = evict(world)
+    publish(world, tokens(20 * BLOCK))
+    assert len(world.index) == 17
+    doubts = world.state.doubts()
+    assert {block.key for block in doubts} == set(gone)
+    world.state.settle(doubts[:1])
+    assert len(world.index) == 18
+    assert world.state.doubts() == []

@@ -39,7 +39,7 @@ def eviction(index: PrefixIndex, *, blocks: int | None = None, time_to_live_s: f
 def choose(policy: Eviction, now_s: float = 50.0, in_use: Container[bytes] = ()) -> list[bytes]:
     """Chosen and deleted."""
     blocks = policy.choose(now_s, in_use)
-    policy.deleted(blocks)
+    policy.deleted(blocks, now_s)
     return [block.key for block in blocks]
 
 
@@ -141,11 +141,29 @@ def test_nothing_more_is_chosen_for_room_while_blocks_are_being_deleted() -> Non
     policy = eviction(index, blocks=100)
     going = policy.choose(50.0, ())
     policy.found_full()
-    chains(index, 100)
+    chains(index, 1, 100)
     assert policy.choose(50.0, ()) == []
-    policy.deleted(going)
-    assert len(index) == 85, "what was published while it was being deleted is gone as well"
-    assert policy.choose(50.0, ()) == []
+    policy.deleted(going, 50.0)
+    assert len(policy.choose(50.0, ())) == 185 - 85
+
+
+def test_what_is_published_around_its_eviction_counts_once_the_store_was_asked() -> None:
+    index = PrefixIndex()
+    (keys,) = chains(index, 100)
+    policy = Eviction(index, block_bytes=BLOCK_BYTES, now_s=0.0, capacity_bytes=100 * BLOCK_BYTES, doubt_s=20.0)
+    going = policy.choose(50.0, ())
+    first, second, third, *_ = going
+    policy.published(first.key, first.parent, 50.0)
+    assert policy.take_doubts() == [], "it is being deleted"
+    policy.deleted(going, 51.0)
+    policy.published(second.key, second.parent, 70.0)
+    assert not {first.key, second.key} & {key for key in keys if key in index}
+    assert policy.take_doubts() == [first, second]
+    policy.settle([second])
+    assert [block.key in index for block in (first, second)] == [False, True]
+    policy.published(third.key, third.parent, 71.0)
+    assert third.key in index
+    assert policy.take_doubts() == []
 
 
 def test_what_could_not_be_deleted_comes_back() -> None:

@@ -59,26 +59,33 @@ class StoreKeeper:
         while self._store is not None:
             await asyncio.sleep(_LOOK_S)
             try:
-                if not await self._evict(self._store, state):
-                    await asyncio.sleep(_REST_S)
+                await self._evict(self._store, state)
+                await self._settle(self._store, state)
+            except StoreError as error:
+                log.warning("eviction has to wait: %s", error)
+                await asyncio.sleep(_REST_S)
             except Exception:
                 log.exception("an eviction failed")
 
-    async def _evict(self, store: BlockStore, state: SchedulerState) -> bool:
-        """Whether the store did what was to be done."""
+    async def _evict(self, store: BlockStore, state: SchedulerState) -> None:
+        """Raises StoreError where the store does not do it; what is left then is in the index again."""
         blocks = state.evict(time.monotonic())
         if blocks:
             log.info("%d blocks are evicted", len(blocks))
-        for start in range(0, len(blocks), DELETE_BATCH):
-            batch = blocks[start : start + DELETE_BATCH]
-            try:
+        try:
+            while blocks:
+                batch = blocks[:DELETE_BATCH]
                 await store.delete([block.key for block in batch])
-            except StoreError as error:
-                log.warning("%d blocks are not evicted: %s", len(blocks) - start, error)
-                state.not_evicted(blocks[start:])
-                return False
-            state.evicted(batch)
-        return True
+                state.evicted(batch, time.monotonic())
+                blocks = blocks[DELETE_BATCH:]
+        finally:
+            state.not_evicted(blocks)
+
+    async def _settle(self, store: BlockStore, state: SchedulerState) -> None:
+        doubts = state.doubts()
+        if doubts:
+            present = await store.contains([block.key for block in doubts])
+            state.settle([block for block, there in zip(doubts, present, strict=True) if there])
 
     async def close(self) -> None:
         """Lets the store go. Safe to call twice."""

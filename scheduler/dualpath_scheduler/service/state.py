@@ -43,6 +43,7 @@ class SchedulerState:
             now_s=epoch_s + now,
             capacity_bytes=spec.storage.capacity_bytes,
             time_to_live_s=spec.storage.time_to_live_s,
+            doubt_s=spec.storage.write_deadline_s + spec.scheduling.lease_s,
         )
         self._dispatcher = Dispatcher(spec, self._registry, index, self._eviction)
         self._lifecycle = Lifecycle(spec.scheduling, self._registry, self._dispatcher, epoch_s=epoch_s)
@@ -111,8 +112,8 @@ class SchedulerState:
         self._run(now)
 
     def _take_blocks(self, node: Node, message: pb.ReportRequest, now: float) -> None:
-        self._index.add_many((published.key, published.parent) for published in message.published)
-        self._eviction.used((published.key for published in message.published), self._epoch_s + now)
+        for published in message.published:
+            self._eviction.published(published.key, published.parent, self._epoch_s + now)
         for key in message.lost:
             self._index.discard(key)
         if message.full_writes:
@@ -148,13 +149,21 @@ class SchedulerState:
         """
         return self._eviction.choose(self._epoch_s + now, self._lifecycle.reading())
 
-    def evicted(self, blocks: Sequence[StoredBlock]) -> None:
+    def evicted(self, blocks: Sequence[StoredBlock], now: float) -> None:
         """The store has deleted them."""
-        self._eviction.deleted(blocks)
+        self._eviction.deleted(blocks, self._epoch_s + now)
 
     def not_evicted(self, blocks: Sequence[StoredBlock]) -> None:
         """The store could not delete them."""
         self._eviction.kept(blocks)
+
+    def doubts(self) -> list[StoredBlock]:
+        """Blocks of which the store must be asked whether it has them; `settle` takes those that it has."""
+        return self._eviction.take_doubts()
+
+    def settle(self, blocks: Sequence[StoredBlock]) -> None:
+        """The store has these of the blocks that were in doubt."""
+        self._eviction.settle(blocks)
 
     def close(self, reason: str, now: float) -> None:
         """Ends all requests."""
