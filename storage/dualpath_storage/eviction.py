@@ -1,6 +1,7 @@
 """Which blocks go when a store is full, or when nothing has used them for long: the longest unused leaves first."""
 
 import heapq
+import itertools
 import math
 from collections.abc import Container, Iterable
 from typing import final
@@ -63,7 +64,7 @@ class Eviction:
             self._used_s.update(dict.fromkeys(keys, now_s))
 
     def published(self, key: bytes, parent: bytes, now_s: float) -> None:
-        """A node has written the block, or found it stored: it goes into the index, at once or when `settle` says so."""
+        """A node has written the block, or found it stored: into the index, now or by `settle`."""
         if key in self._going or now_s - self._gone_s.get(key, -math.inf) < self._doubt_s:
             self._doubts[key] = parent
         else:
@@ -72,12 +73,10 @@ class Eviction:
 
     def take_doubts(self) -> list[StoredBlock]:
         """Blocks of which the store must be asked whether it has them; none that is being deleted."""
-        taken = [
-            StoredBlock(*doubt, self._block_bytes) for doubt in self._doubts.items() if doubt[0] not in self._going
-        ]
-        for block in taken:
-            del self._doubts[block.key]
-        return taken
+        taken = {key: parent for key, parent in self._doubts.items() if key not in self._going}
+        for key in taken:
+            del self._doubts[key]
+        return [StoredBlock(key, parent, self._block_bytes) for key, parent in taken.items()]
 
     def settle(self, blocks: Iterable[StoredBlock]) -> None:
         """The store has these of the blocks that were in doubt."""
@@ -119,8 +118,9 @@ class Eviction:
             self._gone_s.pop(block.key, None)
             self._gone_s[block.key] = now_s
             self.evicted_blocks += 1
-        while self._gone_s and now_s - self._gone_s[first := next(iter(self._gone_s))] >= self._doubt_s:
-            del self._gone_s[first]
+        over = itertools.takewhile(lambda key: now_s - self._gone_s[key] >= self._doubt_s, self._gone_s)
+        for key in list(over):
+            del self._gone_s[key]
 
     def kept(self, blocks: Iterable[StoredBlock]) -> None:
         """They could not be deleted: back into the index."""
