@@ -7,6 +7,7 @@ import pytest
 from dualpath_configs import MODES
 from dualpath_jax.cluster.services import node_services
 from dualpath_jax.engine.build import build_engine
+from dualpath_scheduler.service import SchedulerServer
 from dualpath_storage import StoreError
 from tests.cluster.harness import Cluster, running, small_spec
 from tests.cluster.oracle import expected_tokens, random_prompt
@@ -128,6 +129,26 @@ async def test_tiers_over_a_faulty_store_agree_and_end(tmp_path, rates):
         async with asyncio.timeout(60):
             await asyncio.gather(*(conversation(cluster, seed) for seed in range(4)))
         await _end(cluster)
+
+
+async def test_a_scheduler_that_restarts_hears_again_what_is_in_memory(tmp_path):
+    spec = small_spec(tmp_path, storage__dram_bytes=PLENTY)
+    prompt = random_prompt(45)
+    async with running(spec) as cluster:
+        await cluster.generate(prompt, 1)
+        await cluster.quiet()
+        await cluster.server.close()
+        again = SchedulerServer(spec, bind=cluster.address)
+        await again.start()
+        try:
+            await cluster.client.wait_ready(1, 1, deadline_s=20)
+            await asyncio.sleep(spec.scheduling.lease_s / 2)  # the next report, at the latest
+            result = await cluster.generate(prompt, 1)
+            await cluster.quiet()
+        finally:
+            await again.close()
+        assert (result.prefill_side_blocks, result.decode_side_blocks) == (0, 5)
+        assert [_read(cluster, name)[0] for name in ("prefill-0", "decode-0")] == [0, 0]
 
 
 async def test_a_tier_that_holds_no_block_is_refused(tmp_path):
