@@ -4,15 +4,19 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from dualpath_jax.transfer.base import Lane
+from dualpath_jax.transfer.handover import Handover, Left
 from dualpath_jax.transfer.links import Link, NodeCards
 from dualpath_jax.transfer.tasks import raise_first_error, settle
 from dualpath_jax.transfer.window import Need, Window
 from dualpath_storage.layout import KVLayout
 from dualpath_storage.store import BlockRead, BlockResult, BlockStore, BlockWrite, Status
+
+T = TypeVar("T")
 
 NOT_READ = BlockResult(Status.MISSING, "not read")
 
@@ -24,8 +28,11 @@ MIN_READ_AHEAD_BLOCKS = 4
 WRITE_WINDOW_BYTES = 8 * 1024 * 1024
 """Bytes of writes that may be on their way to storage."""
 
-GRACE_S = 1.0
-"""A store returns by the deadline (its contract); so long after it, the operation is left to itself."""
+READ_BATCHES = 4
+"""Batches that the read-ahead is cut into: the card goes on with one while storage reads the next."""
+
+WRITE_BATCHES = 2
+"""Batches of writes under way at once: one gathers the blocks that come while the others are being made durable."""
 
 Hold = Callable[["asyncio.Future[Any]"], None]
 """Called with a future until which buffers must not be reused (`Reservation.hold`)."""
@@ -76,31 +83,13 @@ class BlockRun:
         raise_first_error(self._tasks)
         return [NOT_READ if task.cancelled() else task.result() for task in self._tasks]
 
-    async def in_store(
-        self, index: int, operation: Coroutine[Any, Any, list[BlockResult]], left: "set[asyncio.Task[Any]]"
-    ) -> BlockResult:
-        """Await a store's operation on one block; one that does not return in time is moved to `left`."""
-        self._in_store.add(index)
-        task = asyncio.create_task(operation)
-        await asyncio.wait({task}, timeout=self.deadline_s + GRACE_S)
+    async def in_store(self, index: int, handover: Handover[T], block: T, until_s: float) -> BlockResult:
+        """What the store makes of one block."""
+        result = await handover.result(block, until_s=until_s, on_begin=partial(self._in_store.add, index))
         self._in_store.discard(index)
-        if task.done():
-            result = task.result()[0]
-        else:
-            left.add(task)
-            quiet: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            task.add_done_callback(lambda task: _retire(task, quiet, left))
-            result = BlockResult(Status.TIMED_OUT, f"the store ignored its deadline of {self.deadline_s:g} s", quiet)
         if result.quiet is not None and self._hold is not None:
             self._hold(result.quiet)
         return result
-
-
-def _retire(task: "asyncio.Task[Any]", quiet: "asyncio.Future[None]", left: "set[asyncio.Task[Any]]") -> None:
-    left.discard(task)
-    if not task.cancelled():
-        task.exception()  # said to nobody: its caller was told TIMED_OUT
-    quiet.set_result(None)
 
 
 @final
@@ -115,7 +104,8 @@ class StorageTraffic:
         self._writing = Window(max(WRITE_WINDOW_BYTES, layout.block_bytes))
         self._calls = count()
         self._reads: set[BlockRun] = set()
-        self._left: set[asyncio.Task[Any]] = set()  # operations that outlived their deadline
+        self._left: Left = set()
+        self._puts: dict[BlockStore, Handover[BlockWrite]] = {}
         self.memory_read_bytes = 0
 
     @property
@@ -133,25 +123,36 @@ class StorageTraffic:
     async def read(self, run: BlockRun, reads: Sequence[BlockRead], *, stop_at_failure: bool) -> list[BlockResult]:
         """One task a block."""
         run.need = (run.need, next(self._calls))
+        most = self._ahead.limit_bytes // (READ_BATCHES * self._layout.block_bytes)
+        gets = {
+            False: Handover(_get(run.store), self._left, most=most),
+            True: Handover(_get(run.store), self._left, most=1),
+        }
         self._reads.add(run)
         try:
-            return await run.results(self._read(run, i, read, stop_at_failure) for i, read in enumerate(reads))
+            return await run.results(self._read(run, gets, i, read, stop_at_failure) for i, read in enumerate(reads))
         finally:
             self._reads.discard(run)
 
     async def write(self, run: BlockRun, writes: Sequence[BlockWrite]) -> list[BlockResult]:
         """The same for writes."""
         run.need = (run.need, next(self._calls))
-        return await run.results(self._write(run, i, write) for i, write in enumerate(writes))
+        if (puts := self._puts.get(run.store)) is None:
+            most = self._writing.limit_bytes // (WRITE_BATCHES * self._layout.block_bytes)
+            puts = self._puts[run.store] = Handover(_put(run.store), self._left, most=most, at_once=WRITE_BATCHES)
+        return await run.results(self._write(run, puts, i, write) for i, write in enumerate(writes))
 
-    async def _read(self, run: BlockRun, index: int, read: BlockRead, stop_at_failure: bool) -> BlockResult:
+    async def _read(
+        self, run: BlockRun, gets: dict[bool, Handover[BlockRead]], index: int, read: BlockRead, stop_at_failure: bool
+    ) -> BlockResult:
+        """`gets` are of blocks in storage and of blocks in memory."""
         # Storage first, the card second: what is not there must not cost the card anything.
         # What lies in the node's memory waits for neither of them.
-        need, size_bytes = (*run.need, index), self._layout.block_bytes
-        window = self._from_memory if run.store.resident(read.key) else self._ahead
+        need, size_bytes, resident = (*run.need, index), self._layout.block_bytes, run.store.resident(read.key)
+        window = self._from_memory if resident else self._ahead
         async with window.slot(size_bytes, need):
             until_s = asyncio.get_running_loop().time() + run.deadline_s
-            result = await run.in_store(index, run.store.get([read], deadline_s=run.deadline_s), self._left)
+            result = await run.in_store(index, gets[resident], read, until_s)
             if not run.wanted(index):
                 return replace(NOT_READ, quiet=result.quiet)
             if result.ok and result.from_memory:
@@ -162,15 +163,22 @@ class StorageTraffic:
             run.stop_after(index)
         return result
 
-    async def _write(self, run: BlockRun, index: int, write: BlockWrite) -> BlockResult:
+    async def _write(self, run: BlockRun, puts: Handover[BlockWrite], index: int, write: BlockWrite) -> BlockResult:
         need, size_bytes = (*run.need, index), self._layout.block_bytes
         async with self._writing.slot(size_bytes, need):
             until_s = asyncio.get_running_loop().time() + run.deadline_s
             result = await _pass(self._cards.storage_write, size_bytes, Lane.STORE, need, until_s)
             if not result.ok:
                 return result
-            left_s = max(until_s - asyncio.get_running_loop().time(), 0.001)
-            return await run.in_store(index, run.store.put([write], deadline_s=left_s), self._left)
+            return await run.in_store(index, puts, write, until_s)
+
+
+def _get(store: BlockStore) -> Callable[[list[BlockRead], float], Coroutine[Any, Any, list[BlockResult]]]:
+    return lambda reads, deadline_s: store.get(reads, deadline_s=deadline_s)
+
+
+def _put(store: BlockStore) -> Callable[[list[BlockWrite], float], Coroutine[Any, Any, list[BlockResult]]]:
+    return lambda writes, deadline_s: store.put(writes, deadline_s=deadline_s)
 
 
 async def _pass(link: Link, size_bytes: int, lane: Lane, need: Need, until_s: float) -> BlockResult:

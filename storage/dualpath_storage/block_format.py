@@ -114,9 +114,16 @@ class BlockFormat:
         return bytes(header)
 
     def verify(
-        self, header: bytes | bytearray, payload: memoryview, *, key: bytes, tokens: bytes, stored_bytes: int
+        self,
+        header: bytes | bytearray,
+        payload: memoryview,
+        *,
+        key: bytes,
+        tokens: bytes,
+        stored_bytes: int,
+        layers: tuple[int, int] | None = None,
     ) -> str | None:
-        """Why these are not the whole block `key` with these tokens; None where they are.
+        """Why these are not the block `key` with these tokens, or those layers `[first, last)`; None if they are.
 
         `stored_bytes` is how many bytes the block was seen to have in the store, header included.
         """
@@ -128,8 +135,8 @@ class BlockFormat:
             return str(damage)
         return (
             self._identity_damage(parsed, key, tokens)
-            or self._length_damage(parsed, len(payload), stored_bytes)
-            or self._payload_damage(parsed, payload)
+            or self._length_damage(parsed, stored_bytes, layers)
+            or self._payload_damage(parsed, payload, layers)
         )
 
     def verify_layers(self, header: BlockHeader, first: int, payload: memoryview) -> str | None:
@@ -153,16 +160,20 @@ class BlockFormat:
             return "was written for other tokens"
         return None
 
-    def _length_damage(self, header: BlockHeader, payload_bytes: int, stored_bytes: int) -> str | None:
+    def _length_damage(self, header: BlockHeader, stored_bytes: int, layers: tuple[int, int] | None) -> str | None:
         if header.payload_bytes != self.block_bytes or len(header.layer_sums) != self._layers:
             return f"claims {header.payload_bytes} bytes in {len(header.layer_sums)} layers, against its layout"
-        if payload_bytes != self.block_bytes or stored_bytes < HEADER_BYTES + self.block_bytes:
-            return f"truncated: {stored_bytes} bytes of {HEADER_BYTES + self.block_bytes}"
-        if stored_bytes > HEADER_BYTES + self.block_bytes:
-            return f"has trailing bytes after its {HEADER_BYTES + self.block_bytes}"
+        whole_bytes = HEADER_BYTES + self.block_bytes
+        needed_bytes = whole_bytes if layers is None else HEADER_BYTES + layers[1] * self._layer_bytes
+        if stored_bytes < needed_bytes:
+            return f"truncated: {stored_bytes} bytes of {needed_bytes}"
+        if stored_bytes > whole_bytes:
+            return f"has trailing bytes after its {whole_bytes}"
         return None
 
-    def _payload_damage(self, header: BlockHeader, payload: memoryview) -> str | None:
+    def _payload_damage(self, header: BlockHeader, payload: memoryview, layers: tuple[int, int] | None) -> str | None:
+        if layers is not None:
+            return self.verify_layers(header, layers[0], payload)
         if header.payload_sum == xxhash.xxh3_64_intdigest(payload):
             return None
         return self.verify_layers(header, 0, payload) or "the payload's checksum does not hold"

@@ -79,15 +79,17 @@ class FaultyMedium(Medium):
         self._counts: dict[tuple[str, bytes], int] = {}
         self._last_keys: dict[bytes, None] = {}
 
-    def read(self, key: bytes, header: bytearray, payload: memoryview, *, deadline_at: float) -> int:
+    def read(
+        self, key: bytes, header: bytearray, payload: memoryview, *, deadline_at: float, skip_bytes: int = 0
+    ) -> int:
         dice = self._dice("read", key)
         self._disturb(dice, deadline_at)
         source = self._another(key) if dice.strikes("swap") else key
-        seen = self._inner.read(source, header, payload, deadline_at=deadline_at)
+        seen = self._inner.read(source, header, payload, deadline_at=deadline_at, skip_bytes=skip_bytes)
         if dice.strikes("truncate"):
             seen = dice.number("truncate at", seen)
             header[seen:] = bytes(len(header) - min(seen, len(header)))
-            rest = payload[max(0, seen - len(header)) :]
+            rest = payload[max(0, seen - len(header) - skip_bytes) :]
             rest[:] = bytes(len(rest))
         if dice.strikes("flip"):
             bit = dice.number("flip at", 8 * (len(header) + len(payload)))

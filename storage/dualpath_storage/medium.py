@@ -16,18 +16,20 @@ class Staged:
     """A block that is written but not visible; `handle` is the medium's. None: it was visible before."""
 
     key: bytes
-    handle: str | bytes | None
+    handle: object
 
 
 class Medium(abc.ABC):
     """Raw bytes by key."""
 
     @abc.abstractmethod
-    def read(self, key: bytes, header: bytearray, payload: memoryview, *, deadline_at: float) -> int:
-        """Fill `header`, then `payload`, from the block's first byte on.
+    def read(
+        self, key: bytes, header: bytearray, payload: memoryview, *, deadline_at: float, skip_bytes: int = 0
+    ) -> int:
+        """Fill `header` from the block's first byte on, then `payload` from `skip_bytes` after the header's end on.
 
-        Returns how many bytes the block was seen to have: less than both lengths where it ends early, one more where
-        it goes on.
+        Returns how many bytes the block was seen to have, those skipped included: less than what was asked for ends at
+        where the block ends early, one more where it is seen to go on. What was skipped is not read.
         """
 
     @abc.abstractmethod
@@ -36,13 +38,17 @@ class Medium(abc.ABC):
 
     @abc.abstractmethod
     def stage(self, key: bytes, header: bytes, payload: memoryview, *, deadline_at: float) -> Staged:
-        """Write a block so that it survives a crash, not yet visible. Leaves nothing behind where it raises."""
+        """Write a block, not yet visible, and perhaps not yet durable. Leaves nothing behind where it raises.
+
+        What is staged is committed or discarded, up to `medium_store.GROUP_BLOCKS` blocks at a time.
+        """
 
     @abc.abstractmethod
     def commit(self, staged: Sequence[Staged], *, deadline_at: float) -> list[OSError | None]:
-        """Make blocks visible, each whole and in place of what was there, and durable; one outcome each, in order.
+        """Make blocks durable, then visible, each whole and in place of what was there; one outcome each, in order.
 
-        Durable holds also for those with no handle, which another writer may have made visible a moment ago.
+        That it is visible is durable as well, which holds also for those with no handle, which another writer may have
+        made visible a moment ago.
         """
 
     @abc.abstractmethod

@@ -11,8 +11,9 @@ from functools import partial
 from typing import TypeVar
 
 from dualpath_storage.block_format import HEADER_BYTES, BlockFormat, HeaderError, read_header
-from dualpath_storage.buffers import read_buffers, write_buffers
+from dualpath_storage.buffers import read_buffers, read_span, write_buffers
 from dualpath_storage.layout import KVLayout
+from dualpath_storage.loads_first import LoadsFirst
 from dualpath_storage.medium import Medium, Staged
 from dualpath_storage.store import BlockRead, BlockResult, BlockStore, BlockWrite, Status, StoredBlock, StoreError
 from dualpath_storage.workers import Batch, WorkerPool
@@ -25,9 +26,12 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _CALL_TIMEOUT_S = 30.0
 _CLOSE_GRACE_S = 5.0
 
+GROUP_BLOCKS = 64
+"""Blocks of a batch that are made durable together: a medium may hold a file open, or a copy, for each."""
+
 
 class MediumStore(BlockStore):
-    """Reads and writes have threads of their own, so that a load does not queue behind a store."""
+    """Reads and writes have threads of their own, and writes wait for a gap between reads (`LoadsFirst`)."""
 
     def __init__(self, medium: Medium, layout: KVLayout, *, threads: int) -> None:
         if threads < 1:
@@ -38,6 +42,7 @@ class MediumStore(BlockStore):
         self._format = BlockFormat(layout)
         self._readers = WorkerPool(threads, "store-read")
         self._writers = WorkerPool(threads, "store-write")
+        self._loads_first = LoadsFirst()
         self._scratch = threading.local()
         self._operations = 0
         self._idle = asyncio.Event()
@@ -51,9 +56,10 @@ class MediumStore(BlockStore):
 
     async def get(self, reads: Sequence[BlockRead], *, deadline_s: float) -> list[BlockResult]:
         deadline_at = time.monotonic() + deadline_s
-        buffers = read_buffers(reads, self._format.block_bytes)
-        with self._operation():
-            batch = Batch(len(reads), lambda index: self._read_one(reads[index], buffers[index], deadline_at))
+        spans = [read_span(read, self.layout) for read in reads]
+        buffers = read_buffers(reads, self.layout)
+        with self._operation(), self._loads_first.load():
+            batch = Batch(len(reads), lambda i: self._read_one(reads[i], buffers[i], spans[i].start, deadline_at))
             cancelled = await batch.run(self._readers, deadline_at)
         if cancelled and not batch.quiet:
             raise cancelled
@@ -61,27 +67,17 @@ class MediumStore(BlockStore):
 
     async def put(self, writes: Sequence[BlockWrite], *, deadline_s: float) -> list[BlockResult]:
         deadline_at = time.monotonic() + deadline_s
-        payloads = write_buffers(writes, self._format.block_bytes)
+        payloads = write_buffers(writes, self.layout)
+        results: list[BlockResult] = []
+        cancelled = None
         with self._operation():
-            batch = Batch(
-                len(writes),
-                lambda index: self._stage_one(writes[index], payloads[index], deadline_at),
-                late=self._discard_late,
-            )
-            cancelled = await batch.run(self._writers, deadline_at)
-            staged = [result for result in batch.results if isinstance(result, Staged)]
-            if cancelled:
-                self._writers.submit(partial(self.medium.discard, staged))
-                outcomes = [_late(deadline_s)] * len(staged)
-            else:
-                outcomes, cancelled = await self._commit(staged, deadline_s, deadline_at)
-        if cancelled and not batch.quiet:
+            while len(results) < len(writes) and not cancelled:
+                group = slice(len(results), len(results) + GROUP_BLOCKS)
+                outcomes, cancelled = await self._put_group(writes[group], payloads[group], deadline_s, deadline_at)
+                results += outcomes
+        if cancelled and not any(result.quiet for result in results):
             raise cancelled
-        committed = iter(outcomes)
-        return [
-            next(committed) if isinstance(result, Staged) else result or _late(deadline_s, batch.quiet.get(i))
-            for i, result in enumerate(batch.results)
-        ]
+        return results + [_late(deadline_s)] * (len(writes) - len(results))
 
     async def contains(self, keys: Sequence[bytes]) -> list[bool]:
         keys = list(keys)
@@ -121,11 +117,13 @@ class MediumStore(BlockStore):
             if not self._operations:
                 self._idle.set()
 
-    def _read_one(self, read: BlockRead, into: memoryview, deadline_at: float) -> BlockResult:
+    def _read_one(self, read: BlockRead, into: memoryview, skip_bytes: int, deadline_at: float) -> BlockResult:
         header = bytearray(HEADER_BYTES)
         try:
-            seen = self.medium.read(read.key, header, into, deadline_at=deadline_at)
-            damage = self._format.verify(header, into, key=read.key, tokens=read.tokens, stored_bytes=seen)
+            seen = self.medium.read(read.key, header, into, deadline_at=deadline_at, skip_bytes=skip_bytes)
+            damage = self._format.verify(
+                header, into, key=read.key, tokens=read.tokens, stored_bytes=seen, layers=read.layers
+            )
         except FileNotFoundError:
             return _MISSING
         except Exception as error:
@@ -134,10 +132,11 @@ class MediumStore(BlockStore):
 
     def _stage_one(self, write: BlockWrite, payload: memoryview, deadline_at: float) -> Staged | BlockResult:
         try:
-            if self.medium.contains(write.key) and self._is_intact(write, deadline_at):
-                return Staged(write.key, None)
-            header = self._format.pack_header(write.key, write.parent, write.tokens, payload)
-            return self.medium.stage(write.key, header, payload, deadline_at=deadline_at)
+            with self._loads_first.store(deadline_at):
+                if self.medium.contains(write.key) and self._is_intact(write, deadline_at):
+                    return Staged(write.key, None)
+                header = self._format.pack_header(write.key, write.parent, write.tokens, payload)
+                return self.medium.stage(write.key, header, payload, deadline_at=deadline_at)
         except Exception as error:
             return _failure(error)
 
@@ -147,7 +146,29 @@ class MediumStore(BlockStore):
         scratch = getattr(self._scratch, "block", None)
         if scratch is None:
             scratch = self._scratch.block = memoryview(bytearray(self._format.block_bytes))
-        return self._read_one(BlockRead(write.key, write.tokens, scratch), scratch, deadline_at).ok
+        return self._read_one(BlockRead(write.key, write.tokens, scratch), scratch, 0, deadline_at).ok
+
+    async def _put_group(
+        self, writes: Sequence[BlockWrite], payloads: list[memoryview], deadline_s: float, deadline_at: float
+    ) -> tuple[list[BlockResult], asyncio.CancelledError | None]:
+        batch = Batch(
+            len(writes),
+            lambda index: self._stage_one(writes[index], payloads[index], deadline_at),
+            late=self._discard_late,
+        )
+        cancelled = await batch.run(self._writers, deadline_at)
+        staged = [result for result in batch.results if isinstance(result, Staged)]
+        if cancelled:
+            self._writers.submit(partial(self.medium.discard, staged))
+            outcomes = [_late(deadline_s)] * len(staged)
+        else:
+            outcomes, cancelled = await self._commit(staged, deadline_s, deadline_at)
+        committed = iter(outcomes)
+        results = [
+            next(committed) if isinstance(result, Staged) else result or _late(deadline_s, batch.quiet.get(i))
+            for i, result in enumerate(batch.results)
+        ]
+        return results, cancelled
 
     async def _commit(
         self, staged: list[Staged], deadline_s: float, deadline_at: float
@@ -165,8 +186,10 @@ class MediumStore(BlockStore):
 
     def _commit_all(self, staged: list[Staged], deadline_at: float) -> list[BlockResult]:
         try:
-            errors = self.medium.commit(staged, deadline_at=deadline_at)
+            with self._loads_first.store(deadline_at):
+                errors = self.medium.commit(staged, deadline_at=deadline_at)
         except Exception as error:
+            self.medium.discard(staged)
             return [_failure(error)] * len(staged)
         return [_OK if error is None else _failure(error) for error in errors]
 
@@ -203,4 +226,6 @@ def _late(deadline_s: float, quiet: "asyncio.Future[None] | None" = None) -> Blo
 def _failure(error: Exception) -> BlockResult:
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return BlockResult(Status.FULL, str(error))
+    if isinstance(error, TimeoutError):
+        return BlockResult(Status.TIMED_OUT, str(error))
     return BlockResult(Status.FAILED, f"{type(error).__name__}: {error}")

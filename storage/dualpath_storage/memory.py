@@ -15,12 +15,15 @@ class MemoryMedium(Medium):
     def __init__(self) -> None:
         self._blocks: dict[bytes, bytes] = {}
 
-    def read(self, key: bytes, header: bytearray, payload: memoryview, *, deadline_at: float) -> int:
+    def read(
+        self, key: bytes, header: bytearray, payload: memoryview, *, deadline_at: float, skip_bytes: int = 0
+    ) -> int:
         stored = memoryview(self._find(key))
-        first, second = stored[: len(header)], stored[len(header) : len(header) + len(payload)]
+        start = len(header) + skip_bytes
+        first, second = stored[: len(header)], stored[start : start + len(payload)]
         header[: len(first)] = first
         payload[: len(second)] = second
-        return min(len(stored), len(header) + len(payload) + 1)
+        return min(len(stored), start + len(payload) + 1)
 
     def peek(self, key: bytes, size_bytes: int) -> bytes:
         return self._find(key)[:size_bytes]

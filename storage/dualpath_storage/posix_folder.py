@@ -60,6 +60,11 @@ class PosixFolder:
         return [bytes.fromhex(name[:64]) for name in os.listdir(f"{self.root}/{subfolder}") if _BLOCK_NAME(name)]
 
     @property
+    def marker(self) -> str:
+        """The path of the file that says what the folder is."""
+        return f"{self.root}/{_MARKER}"
+
+    @property
     def subfolders(self) -> list[str]:
         return _FAN_OUT
 
@@ -156,6 +161,14 @@ def sync_folder(path: str) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def start_writeback(descriptor: int) -> None:
+    """Let the device begin with what was written, so that a later fsync finds it done; a hint, which may do nothing.
+
+    To be told that pages are not needed any more makes Linux write those that are dirty, without waiting for them.
+    """
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def remove_if_possible(path: str) -> None:

@@ -29,14 +29,17 @@ class StoreError(Exception):
 
 @dataclass(frozen=True)
 class BlockRead:
-    """Read the block `key` into `into` (writable, C-contiguous, exactly `layout.block_bytes` long).
+    """Read the block `key`, or some of its layers, into `into` (writable, C-contiguous, exactly as long as that).
 
     `tokens` are the block's token ids as `keys.token_bytes` writes them; a stored block of other tokens is CORRUPT.
+    `layers` is a range `[first, last)`, which are the bytes `layout.layer_span(first, last)` of the block; None: all.
+    Of a range no more than the header and its own bytes are read and verified, so damage elsewhere goes unnoticed.
     """
 
     key: bytes
     tokens: bytes
     into: memoryview
+    layers: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

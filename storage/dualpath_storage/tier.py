@@ -8,9 +8,12 @@ from typing import final
 
 import numpy as np
 
-from dualpath_storage.buffers import read_buffers, write_buffers
+from dualpath_storage.buffers import read_buffers, read_span, write_buffers
 from dualpath_storage.layout import KVLayout
 from dualpath_storage.store import BlockRead, BlockResult, BlockStore, BlockWrite, Status, StoredBlock, StoreError
+
+ALIGNMENT_BYTES = 4096
+"""Of the tier's memory, so that unbuffered reads come straight into it."""
 
 COPY_BYTES = 512 * 1024
 """Most bytes that are copied without yielding to the event loop (0.1–0.3 ms)."""
@@ -30,7 +33,7 @@ class _Block:
 @final
 @dataclass(frozen=True)
 class _Loaded:
-    """How a load ended; `block` is there where the result is OK, also where the tier had no room to keep it."""
+    """How a load ended; `block` is there where the result is OK, also where the tier does not keep it."""
 
     result: BlockResult
     block: _Block | None = None
@@ -39,11 +42,15 @@ class _Loaded:
 @final
 @dataclass(frozen=True)
 class _Load:
-    """One read of the store, for everybody who waits for the block meanwhile."""
+    """One read of the store into the tier's memory, for everybody who waits for the same meanwhile."""
 
-    tokens: bytes
+    read: BlockRead
     deadline_at: float
-    task: "asyncio.Task[_Loaded]"
+    done: "asyncio.Future[_Loaded]"
+
+
+_Name = tuple[bytes, bytes, tuple[int, int] | None]
+"""Key, tokens and layers: what reads must have in common to share a load."""
 
 
 @final
@@ -52,11 +59,12 @@ class DramTier(BlockStore):
 
     A block is loaded once however many reads wait for it, into memory of the tier's own, so no caller's buffer is ever
     touched after its call (no result of `get` has a `quiet` future), and a read that is cancelled or runs out of time
-    takes nothing from the others. A load that fails is passed up to all of them and is not kept. A written block can be
-    read at once, while its write is under way; the write's result is `inner`'s, and what it did not take is dropped.
+    takes nothing from the others. What one call has to load is one batch of `inner`. A load that fails is passed up to
+    all who wait, and is not kept; nor is a layer range, which is read as such where its block is not resident.
 
-    Blocks that are being copied out are not evicted; a block that finds no room for that reason is not kept. Beyond its
-    capacity the tier holds the blocks of loads that are under way.
+    A written block can be read at once, while its write is under way; the write's result is `inner`'s, and what it did
+    not take is dropped. Blocks that are being copied out are not evicted; a block that finds no room for that reason is
+    not kept. Beyond its capacity the tier holds the blocks of loads that are under way.
     """
 
     def __init__(self, inner: BlockStore, layout: KVLayout, *, capacity_bytes: int) -> None:
@@ -66,11 +74,11 @@ class DramTier(BlockStore):
                 f"{layout.block_bytes} bytes"
             )
         self.inner = inner
-        self._block_bytes = layout.block_bytes
+        self._layout = layout
         self._most_blocks = capacity_bytes // layout.block_bytes
         self._blocks: OrderedDict[bytes, _Block] = OrderedDict()  # by last use, the latest at the end
-        self._loads: dict[bytes, _Load] = {}
-        self._running: set[asyncio.Task[_Loaded]] = set()
+        self._loads: dict[_Name, _Load] = {}
+        self._running: set[asyncio.Task[None]] = set()
         self._changes: dict[bytes, bool] = {}
         self._closed = False
 
@@ -96,8 +104,9 @@ class DramTier(BlockStore):
 
     async def get(self, reads: Sequence[BlockRead], *, deadline_s: float) -> list[BlockResult]:
         deadline_at = asyncio.get_running_loop().time() + deadline_s
-        buffers = read_buffers(reads, self._block_bytes)
+        buffers = read_buffers(reads, self._layout)
         self._refuse_when_closed()
+        self._begin_missing(reads, deadline_at)  # as one batch
         if len(reads) == 1:
             return [await self._read(reads[0], buffers[0], deadline_at)]
         results = await asyncio.gather(
@@ -111,7 +120,7 @@ class DramTier(BlockStore):
 
     async def put(self, writes: Sequence[BlockWrite], *, deadline_s: float) -> list[BlockResult]:
         deadline_at = asyncio.get_running_loop().time() + deadline_s
-        payloads = write_buffers(writes, self._block_bytes)
+        payloads = write_buffers(writes, self._layout)
         self._refuse_when_closed()
         added: list[_Block | None] = []
         durable = [False] * len(writes)
@@ -131,10 +140,11 @@ class DramTier(BlockStore):
         return await self.inner.contains(keys)
 
     async def delete(self, keys: Sequence[bytes]) -> None:
-        for key in keys:
-            self._loads.pop(key, None)  # what it loads is not kept
-            if key in self._blocks:
-                self._drop(key)
+        gone = set(keys)
+        for name in [name for name in self._loads if name[0] in gone]:
+            del self._loads[name]  # what it loads is not kept
+        for key in gone & self._blocks.keys():
+            self._drop(key)
         await self.inner.delete(keys)
 
     def scan(self) -> AsyncIterator[StoredBlock]:
@@ -151,17 +161,19 @@ class DramTier(BlockStore):
             raise StoreError("this DRAM tier is closed")
 
     async def _read(self, read: BlockRead, into: memoryview, deadline_at: float) -> BlockResult:
-        loop = asyncio.get_running_loop()
+        loop, span = asyncio.get_running_loop(), read_span(read, self._layout)
         while True:
             if (block := self._find(read)) is not None:
-                return await self._copy_out(block, into)
-            load = self._join_or_begin(read, deadline_at)
-            await asyncio.wait({load.task}, timeout=max(0.0, deadline_at - loop.time()))
-            if not load.task.done():
+                return await self._copy_out(block, span, into)
+            self._begin_missing([read], deadline_at)
+            load = self._under_way(read)
+            assert load is not None
+            await asyncio.wait({load.done}, timeout=max(0.0, deadline_at - loop.time()))
+            if not load.done.done():
                 return BlockResult(Status.TIMED_OUT, "the block did not come into memory by the deadline")
-            loaded = load.task.result()
+            loaded = load.done.result()
             if loaded.block is not None:
-                return await self._copy_out(loaded.block, into)
+                return await self._copy_out(loaded.block, slice(None) if load.read.layers else span, into)
             others_ran_out = loaded.result.status is Status.TIMED_OUT and load.deadline_at < deadline_at
             if self._find(read) is None and not (others_ran_out and loop.time() < deadline_at):
                 return replace(loaded.result, quiet=None)  # the buffer that must rest is not the caller's
@@ -173,37 +185,49 @@ class DramTier(BlockStore):
         self._blocks.move_to_end(read.key)
         return block
 
-    def _join_or_begin(self, read: BlockRead, deadline_at: float) -> _Load:
-        known = self._loads.get(read.key)
-        if known is not None and known.tokens == read.tokens:
-            return known
-        task = asyncio.create_task(self._load(read, deadline_at - asyncio.get_running_loop().time()))
-        self._running.add(task)
-        task.add_done_callback(self._ended)
-        load = _Load(read.tokens, deadline_at, task)
-        if known is None:
-            self._loads[read.key] = load
-        return load
+    def _under_way(self, read: BlockRead) -> _Load | None:
+        """A load that this read may share: of the whole block, or of the same layers."""
+        whole = self._loads.get((read.key, read.tokens, None))
+        return whole or self._loads.get((read.key, read.tokens, read.layers))
 
-    def _ended(self, task: "asyncio.Task[_Loaded]") -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # else what nobody waits for any more would be complained of as never looked at
+    def _begin_missing(self, reads: Sequence[BlockRead], deadline_at: float) -> None:
+        """Ask the store, in one batch, for what is neither resident nor under way."""
+        loads = []
+        for read in reads:
+            if self._find(read) is None and self._under_way(read) is None:
+                span = read_span(read, self._layout)
+                mine = replace(read, into=_memory(span.stop - span.start))
+                load = _Load(mine, deadline_at, asyncio.get_running_loop().create_future())
+                self._loads[read.key, read.tokens, read.layers] = load
+                loads.append(load)
+        if loads:
+            task = asyncio.create_task(self._load(loads, deadline_at))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
 
-    async def _load(self, read: BlockRead, deadline_s: float) -> _Loaded:
-        data = _memory(self._block_bytes)
+    async def _load(self, loads: list[_Load], deadline_at: float) -> None:
+        left_s = max(0.0, deadline_at - asyncio.get_running_loop().time())
         try:
-            (result,) = await self.inner.get([replace(read, into=data)], deadline_s=max(0.0, deadline_s))
-        finally:
-            mine = read.key in self._loads and self._loads[read.key].task is asyncio.current_task()
-            if mine:
-                del self._loads[read.key]
-        if not result.ok:
-            return _Loaded(result)
-        block = _Block(read.tokens, data, charged=result.from_memory)
-        if mine:
-            self._keep(read.key, block)
-        return _Loaded(result, block)
+            results = await self.inner.get([load.read for load in loads], deadline_s=left_s)
+        except Exception as error:
+            for load in loads:
+                self._retire(load)
+                load.done.set_exception(error)
+                load.done.exception()  # else what nobody waits for any more would be complained of
+            return
+        for load, result in zip(loads, results, strict=True):
+            block = _Block(load.read.tokens, load.read.into, charged=result.from_memory) if result.ok else None
+            if self._retire(load) and block is not None and load.read.layers is None:
+                self._keep(load.read.key, block)
+            load.done.set_result(_Loaded(result, block))
+
+    def _retire(self, load: _Load) -> bool:
+        """The load ends; returns whether what it read is still wanted."""
+        name = load.read.key, load.read.tokens, load.read.layers
+        if self._loads.get(name) is not load:
+            return False
+        del self._loads[name]
+        return True
 
     async def _copy_in(self, write: BlockWrite, payload: memoryview) -> _Block | None:
         """The block that is resident now because of this write; None where it was before."""
@@ -211,15 +235,15 @@ class DramTier(BlockStore):
         if known is not None and known.tokens == write.tokens:  # equal keys mean equal bytes
             self._blocks.move_to_end(write.key)
             return None
-        block = _Block(write.tokens, _memory(self._block_bytes), charged=True)
+        block = _Block(write.tokens, _memory(self._layout.block_bytes), charged=True)
         await _copy(block.data, payload)
         self._keep(write.key, block)
         return block
 
-    async def _copy_out(self, block: _Block, into: memoryview) -> BlockResult:
+    async def _copy_out(self, block: _Block, span: slice, into: memoryview) -> BlockResult:
         block.copies += 1
         try:
-            await _copy(into, block.data)
+            await _copy(into, block.data[span])
         finally:
             block.copies -= 1
         charged, block.charged = block.charged, True
@@ -242,7 +266,9 @@ class DramTier(BlockStore):
 
 
 def _memory(size_bytes: int) -> memoryview:
-    return np.empty(size_bytes, np.uint8).data
+    raw = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[start : start + size_bytes].data
 
 
 async def _copy(target: memoryview, source: memoryview) -> None:

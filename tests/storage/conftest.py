@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_storage import Faults, FaultyStore, KVLayout, MemoryStore, PosixStore
+from dualpath_storage import Faults, FaultyStore, KVLayout, MemoryStore, PosixStore, StoreError
 from dualpath_storage.medium_store import MediumStore
 from tests.storage.blocks import LAYOUT
 
 OpenAgain = Callable[..., MediumStore]
 
 
-@pytest.fixture(params=["posix", "memory", "faulty"])
+@pytest.fixture(params=["posix", "direct", "memory", "faulty"])
 async def open_again(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[OpenAgain]:
     """Opens the same store, as often as asked and for any layout; closes them all."""
     name = secrets.token_hex(4)
@@ -22,7 +22,10 @@ async def open_again(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
         if request.param == "memory":
             store = MemoryStore(layout, name=name)
         else:
-            store = PosixStore(tmp_path / "store", layout)
+            try:
+                store = PosixStore(tmp_path / "store", layout, direct=request.param == "direct")
+            except StoreError as error:
+                pytest.skip(f"{tmp_path} is on a file system without unbuffered reads: {error}")
         opened.append(FaultyStore(store, Faults()) if request.param == "faulty" else store)
         return opened[-1]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dualpath_storage import BlockResult, BlockWrite, PosixStore, StoreError
+from dualpath_storage.medium_store import GROUP_BLOCKS
 from dualpath_storage.posix_folder import PosixFolder
 from tests.storage.blocks import LAYOUT, OTHER_LAYOUT, REPOSITORY, chain, overwrite, put_all, statuses
 
@@ -213,6 +214,60 @@ async def test_ok_means_that_the_folder_was_synced(root: Path, monkeypatch: pyte
     files, folders = synced[:4], synced[4:]
     assert all(name.startswith("tmp/") for name in files)
     assert sorted(folders) == sorted({block.key.hex()[:2] for block in blocks}), "each touched folder, once"
+
+
+async def test_files_are_synced_together_and_before_any_is_renamed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = PosixStore(root, LAYOUT)
+    steps: list[str] = []
+    for name in ("posix_fadvise", "fsync", "rename"):
+        original = getattr(os, name)
+
+        def record(*arguments: object, name: str = name, original: Callable[..., None] = original) -> None:
+            steps.append(name)
+            original(*arguments)
+
+        monkeypatch.setattr(os, name, record)
+    await put_all(store, chain(5))
+    assert steps[:15] == ["posix_fadvise"] * 5 + ["fsync"] * 5 + ["rename"] * 5
+    await store.close()
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_no_file_stays_open(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few are open at once, however large the batch, and none is left where writes fail, time out or are cancelled."""
+    store = PosixStore(root, LAYOUT)
+    before, most = open_files(), 0
+    fsync = os.fsync
+    fail = False
+
+    def count_and_sync(descriptor: int) -> None:
+        nonlocal most
+        most = max(most, open_files())
+        if fail:
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", count_and_sync)
+    blocks = chain(300)
+    await put_all(store, blocks[:200])
+    assert GROUP_BLOCKS <= most - before <= GROUP_BLOCKS + 10
+    assert open_files() == before
+    fail = True
+    results = await store.put([block.write() for block in blocks[200:210]], deadline_s=5)
+    assert {result.status.value for result in results} == {"failed"}
+    assert open_files() == before
+    fail = False
+    await store.put([block.write() for block in blocks[210:]], deadline_s=0.005)
+    task = asyncio.create_task(store.put([block.write() for block in blocks[210:]], deadline_s=5))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait([task])
+    await store.close()
+    assert open_files() <= before, "the store's lock is closed as well"
+    assert temporary(root) == set()
 
 
 async def test_a_block_that_was_there_is_made_durable_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

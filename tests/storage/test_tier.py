@@ -46,11 +46,13 @@ class Slow(BlockStore):
         self.go = asyncio.Event()
         self.go.set()
         self.asked: list[bytes] = []
+        self.calls: list[list[tuple[int, int] | None]] = []
         self.answer: BlockResult | Exception | None = None
         self.refusal: BlockResult | None = None
 
     async def get(self, reads: Sequence[BlockRead], *, deadline_s: float) -> list[BlockResult]:
         self.asked += [read.key for read in reads]
+        self.calls.append([read.layers for read in reads])
         try:
             async with asyncio.timeout(deadline_s):
                 await self.go.wait()
@@ -225,6 +227,66 @@ async def test_damaged_bytes_are_never_resident(four: DramTier, slow: Slow) -> N
     overwrite(slow.inner, blocks[1], whole[:-1] + bytes([whole[-1] ^ 1]))
     assert await statuses(four, blocks) == ["ok", "corrupt", "ok"]
     assert [four.resident(block.key) for block in blocks] == [True, False, True]
+
+
+async def test_what_one_call_has_to_load_is_one_batch(four: DramTier, slow: Slow) -> None:
+    blocks = chain(6)
+    await put_all(slow.inner, blocks)
+    slow.go.clear()
+    first = asyncio.create_task(statuses(four, blocks[1:4]))
+    await asyncio.sleep(0.01)
+    second = asyncio.create_task(statuses(four, [*blocks, *blocks]))
+    await asyncio.sleep(0.01)
+    slow.go.set()
+    assert await first == ["ok"] * 3
+    assert await second == ["ok"] * 12
+    assert [len(call) for call in slow.calls] == [3, 3]
+
+
+def part(block: Block, first: int, last: int) -> BlockRead:
+    span = LAYOUT.layer_span(first, last)
+    return BlockRead(block.key, block.tokens, memoryview(bytearray(span.stop - span.start)), (first, last))
+
+
+async def test_layers_of_a_resident_block_come_from_memory(four: DramTier, slow: Slow) -> None:
+    (block,) = chain(1)
+    await put_all(four, [block])
+    read = part(block, 1, 3)
+    (result,) = await four.get([read], deadline_s=5)
+    assert (result.ok, result.from_memory) == (True, True)
+    assert bytes(read.into) == block.data[LAYOUT.layer_span(1, 3)]
+    assert slow.calls == []
+
+
+async def test_layers_of_another_block_are_read_alone_once_and_not_kept(four: DramTier, slow: Slow) -> None:
+    (block,) = chain(1)
+    await put_all(slow.inner, [block])
+    slow.go.clear()
+    reads = [part(block, 1, 2), part(block, 1, 2), part(block, 0, 2)]
+    waiters = [asyncio.create_task(four.get([read], deadline_s=5)) for read in reads]
+    await asyncio.sleep(0.01)
+    slow.go.set()
+    results = [result for waiter in waiters for result in await waiter]
+    assert [(result.ok, result.from_memory) for result in results] == [(True, False), (True, True), (True, False)]
+    assert [bytes(read.into) for read in reads] == [block.data[LAYOUT.layer_span(*read.layers or ())] for read in reads]
+    assert slow.calls == [[(1, 2)], [(0, 2)]]
+    assert not four.resident(block.key)
+
+
+async def test_layers_wait_for_the_whole_block_that_is_being_loaded(four: DramTier, slow: Slow) -> None:
+    (block,) = chain(1)
+    await put_all(slow.inner, [block])
+    slow.go.clear()
+    read = part(block, 2, 3)
+    whole = asyncio.create_task(load(four, block))
+    await asyncio.sleep(0.01)
+    layers = asyncio.create_task(four.get([read], deadline_s=5))
+    await asyncio.sleep(0.01)
+    slow.go.set()
+    assert (await whole).ok
+    assert (await layers)[0].ok
+    assert bytes(read.into) == block.data[LAYOUT.layer_span(2, 3)]
+    assert slow.calls == [[None]]
 
 
 async def test_least_recently_used_blocks_go_first(four: DramTier, slow: Slow) -> None:

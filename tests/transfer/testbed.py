@@ -109,6 +109,10 @@ class ScriptedStore:
         self.script = {}
         self.delay_s = 0.0
         self.order = []
+        self.batches = []
+        self.deadlines = []
+        self.running_batches = 0
+        self.most_batches = 0
         self.running = 0
         self.most_running = 0
         self.stuck = asyncio.Event()
@@ -118,10 +122,23 @@ class ScriptedStore:
         return key in self.in_memory
 
     async def get(self, reads, *, deadline_s):
-        return [await self._one(read.key, lambda read=read: self._load(read)) for read in reads]
+        return await self._batch([(read.key, lambda read=read: self._load(read)) for read in reads], deadline_s)
 
     async def put(self, writes, *, deadline_s):
-        return [await self._one(write.key, lambda write=write: self._save(write)) for write in writes]
+        return await self._batch([(write.key, lambda write=write: self._save(write)) for write in writes], deadline_s)
+
+    async def _batch(self, acts, deadline_s):
+        """All at once, as a store with many threads does them."""
+        self.batches.append([key for key, _ in acts])
+        self.deadlines.append(deadline_s)
+        self.running_batches += 1
+        self.most_batches = max(self.most_batches, self.running_batches)
+        results = await asyncio.gather(*(self._one(key, act) for key, act in acts), return_exceptions=True)
+        self.running_batches -= 1
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return results
 
     async def _one(self, key, act):
         self.order.append(key)
