@@ -3,7 +3,7 @@
 import heapq
 import itertools
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import final
 
 from dualpath_storage.index import PrefixIndex
@@ -87,9 +87,10 @@ class Eviction:
         """A write found no room, whatever the capacity says: as much goes as if what is stored now were the limit."""
         self._found_full = math.isfinite(self._capacity_blocks)
 
-    def choose(self, now_s: float, in_use: Container[bytes]) -> list[StoredBlock]:
-        """Blocks to delete, children before parents, gone from the index already; none of `in_use`.
+    def choose(self, now_s: float, in_use: Callable[[], Container[bytes]]) -> list[StoredBlock]:
+        """Blocks to delete, children before parents, gone from the index already; none of `in_use()`.
 
+        Costs next to nothing where it is not the moment; only otherwise is asked what is in use.
         Each must be answered for by `deleted` or `kept`; until then nothing more is chosen for room.
         """
         blocks = self._surplus()
@@ -97,8 +98,9 @@ class Eviction:
         if not blocks and expired_before_s == -math.inf:
             return []
         chosen: list[StoredBlock] = []
+        spared = in_use()
         self._forget_unknown()
-        leaves = [(self._last_use(key), key) for key in self._index.leaves() if key not in in_use]
+        leaves = [(self._last_use(key), key) for key in self._index.leaves() if key not in spared]
         heapq.heapify(leaves)
         while leaves and (len(chosen) < blocks or leaves[0][0] < expired_before_s):
             _, key = heapq.heappop(leaves)
@@ -106,7 +108,7 @@ class Eviction:
             assert parent is not None
             chosen.append(StoredBlock(key, parent, self._block_bytes))
             self._used_s.pop(key, None)
-            if self._index.is_leaf(parent) and parent not in in_use:
+            if self._index.is_leaf(parent) and parent not in spared:
                 heapq.heappush(leaves, (self._last_use(parent), parent))
         self._going.update(block.key for block in chosen)
         return chosen

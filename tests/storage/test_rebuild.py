@@ -39,7 +39,7 @@ async def rebuild_and_evict(folder: Path, count: int) -> float:
 
     policy = Eviction(index, block_bytes=FILE_BYTES, now_s=0.0, capacity_bytes=count * FILE_BYTES)
     policy.used(keys[count // 2 :], 1.0)
-    gone = policy.choose(2.0, ())
+    gone = policy.choose(2.0, set)
     await store.delete([block.key for block in gone])
     policy.deleted(gone, 2.0)
     assert len(gone) == count * 15 // 100

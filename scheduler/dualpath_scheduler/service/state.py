@@ -147,7 +147,7 @@ class SchedulerState:
         Nothing that an attempt may still have to read is among them. What became of each is said by `evicted` or
         `not_evicted`.
         """
-        return self._eviction.choose(self._epoch_s + now, self._lifecycle.reading())
+        return self._eviction.choose(self._epoch_s + now, self._lifecycle.reading)
 
     def evicted(self, blocks: Sequence[StoredBlock], now: float) -> None:
         """The store has deleted them."""
