@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
-from dualpath_storage.block_format import HEADER_BYTES, BlockFormat, HeaderError, read_header
+from dualpath_storage.block_format import HEADER_BYTES, BlockFormat, HeaderError, PayloadSum, read_header
 from dualpath_storage.buffers import read_buffers, read_span, write_buffers
 from dualpath_storage.layout import KVLayout
 from dualpath_storage.loads_first import LoadsFirst
@@ -120,9 +120,19 @@ class MediumStore(BlockStore):
     def _read_one(self, read: BlockRead, into: memoryview, skip_bytes: int, deadline_at: float) -> BlockResult:
         header = bytearray(HEADER_BYTES)
         try:
-            seen = self.medium.read(read.key, header, into, deadline_at=deadline_at, skip_bytes=skip_bytes)
+            payload_sum = PayloadSum()
+            if read.layers is None:
+                seen = self.medium.read_whole(read.key, header, into, payload_sum.update, deadline_at=deadline_at)
+            else:
+                seen = self.medium.read(read.key, header, into, deadline_at=deadline_at, skip_bytes=skip_bytes)
             damage = self._format.verify(
-                header, into, key=read.key, tokens=read.tokens, stored_bytes=seen, layers=read.layers
+                header,
+                into,
+                key=read.key,
+                tokens=read.tokens,
+                stored_bytes=seen,
+                layers=read.layers,
+                payload_sum=payload_sum,
             )
         except FileNotFoundError:
             return _MISSING

@@ -1,0 +1,243 @@
+"""Block stores against plain loops that move the same bytes and check nothing.
+
+    python benchmarks/store.py [--backends=posix] [--rounds=9] [--megabytes=64] [--folder=/mnt/disk]
+
+Both sides fill the same buffers from the same files, one round of each in turn, and medians are compared: on a shared
+machine only the ratio of the rates means anything. A plain loop is one thread that goes from file to file: `preadv` of
+what follows the header; write, fsync and rename. A store verifies what it reads, and computes checksums and syncs
+folders where it writes. CPU seconds are the whole process's, all threads together, per 10^9 bytes of blocks.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import mmap
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+from absl import app, flags
+
+from dualpath_storage import (
+    BlockRead,
+    BlockResult,
+    BlockStore,
+    BlockWrite,
+    KVLayout,
+    PosixStore,
+    StoreError,
+    chain_keys,
+)
+from dualpath_storage.block_format import HEADER_BYTES
+
+ROUNDS = flags.DEFINE_integer("rounds", 9, "Rounds of each side.", lower_bound=1)
+MEGABYTES = flags.DEFINE_integer("megabytes", 64, "MiB that one round moves.", lower_bound=4)
+FOLDER = flags.DEFINE_string("folder", None, "Where files are written; a temporary folder by default.")
+BACKENDS = flags.DEFINE_list("backends", None, "Which backends to measure; all by default.")
+
+BLOCK_BYTES = (256 << 10, 4 << 20)
+LAYERS = 8
+TOKENS = 64
+DEADLINE_S = 300.0
+DROP_CACHES = "/proc/sys/vm/drop_caches"
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """The blocks that all contests of one size move: one chain of keys, random data, and buffers to read into."""
+
+    layout: KVLayout
+    reads: Sequence[BlockRead]
+    writes: Sequence[BlockWrite]
+
+    @property
+    def total_bytes(self) -> int:
+        return len(self.reads) * self.layout.block_bytes
+
+    @classmethod
+    def of_size(cls, block_bytes: int) -> "Blocks":
+        """`--megabytes` of blocks; their pages are there, and aligned as those of a host arena are."""
+        width = block_bytes // (LAYERS * TOKENS)
+        rope = width // 8
+        layout = KVLayout.mla(layers=LAYERS, latent=width - rope, rope=rope, dtype="uint8", block_tokens=TOKENS)
+        count = (MEGABYTES.value << 20) // block_bytes
+        keys, tokens = chain_keys(bytes(32), [0] * (count * TOKENS), TOKENS), bytes(4 * TOKENS)
+        memory = memoryview(mmap.mmap(-1, count * block_bytes))
+        memory[:] = os.urandom(count * block_bytes)
+        views = [memory[start : start + block_bytes] for start in range(0, len(memory), block_bytes)]
+        reads = [BlockRead(key, tokens, view) for key, view in zip(keys, views, strict=True)]
+        parents = [bytes(32), *keys]
+        writes = [BlockWrite(read.key, parent, tokens, read.into) for read, parent in zip(reads, parents, strict=False)]
+        return cls(layout, reads, writes)
+
+
+Step = Callable[[], Awaitable[None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Contest:
+    """One line of the table, each side with what readies it, whose time does not count. No target: for orientation."""
+
+    name: str
+    plain: tuple[Step, Step]
+    store: tuple[Step, Step]
+    target: float | None = None
+
+
+Backend = Callable[[Blocks], contextlib.AbstractAsyncContextManager[list[Contest]]]
+"""Opens a store and whatever it needs, and gives its contests; closes both in the end."""
+
+
+@contextlib.asynccontextmanager
+async def posix(blocks: Blocks) -> AsyncIterator[list[Contest]]:
+    """A folder of files, read through the page cache and past it."""
+    with tempfile.TemporaryDirectory(dir=FOLDER.value) as folder:
+        store = PosixStore(os.path.join(folder, "store"), blocks.layout)
+        files = PlainFiles(os.path.join(folder, "plain"), blocks)
+        keys = [read.key for read in blocks.reads]
+
+        opened = [store]
+        contests = [
+            Contest(
+                "write", (files.remove, files.write), (lambda: store.delete(keys), lambda: put(store, blocks)), 0.9
+            ),
+            Contest("read, page cache", (nothing, files.read), (nothing, lambda: get(store, blocks)), 0.8),
+            Contest("read, cold", (files.cool, files.read), (files.cool, lambda: get(store, blocks)), 0.95),
+        ]
+        with contextlib.suppress(StoreError):  # this file system has no such reads
+            direct = PosixStore(os.path.join(folder, "store"), blocks.layout, direct=True)
+            opened.append(direct)
+            contests.append(
+                Contest("read, cold, O_DIRECT", (files.cool, files.read), (files.cool, lambda: get(direct, blocks)))
+            )
+        yield contests
+        for each in opened:
+            await each.close()
+
+
+ALL_BACKENDS: Mapping[str, Backend] = {"posix": posix}
+
+
+class PlainFiles:
+    """What a plain loop does with files like a store's."""
+
+    def __init__(self, folder: str, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._folder = folder
+        names = [read.key.hex() for read in blocks.reads]
+        self._paths = [os.path.join(folder, name[:2], name) for name in names]
+        for path in self._paths:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+
+    async def write(self) -> None:
+        header = bytes(HEADER_BYTES)
+        part = os.path.join(self._folder, "part")
+        for path, write in zip(self._paths, self._blocks.writes, strict=True):
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            os.writev(descriptor, (header, write.data))
+            os.fsync(descriptor)
+            os.close(descriptor)
+            os.rename(part, path)
+
+    async def read(self) -> None:
+        for path, read in zip(self._paths, self._blocks.reads, strict=True):
+            descriptor = os.open(path, os.O_RDONLY)
+            os.preadv(descriptor, [read.into], HEADER_BYTES)
+            os.close(descriptor)
+
+    async def remove(self) -> None:
+        for path in self._paths:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+    async def cool(self) -> None:
+        """Take all files of both sides out of the page cache."""
+        if os.access(DROP_CACHES, os.W_OK):
+            descriptor = os.open(DROP_CACHES, os.O_WRONLY)
+            os.write(descriptor, b"1")
+            os.close(descriptor)
+            return
+        for folder, _, names in os.walk(os.path.dirname(self._folder)):
+            for name in names:
+                descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(descriptor)
+
+
+async def nothing() -> None:
+    """For contests that need no preparation."""
+
+
+async def get(store: BlockStore, blocks: Blocks) -> None:
+    """One round of verified reads."""
+    check(await store.get(blocks.reads, deadline_s=DEADLINE_S))
+
+
+async def put(store: BlockStore, blocks: Blocks) -> None:
+    """One round of writes."""
+    check(await store.put(blocks.writes, deadline_s=DEADLINE_S))
+
+
+def check(results: Sequence[BlockResult]) -> None:
+    """A round that did not do all its work must not count."""
+    if failed := [result for result in results if not result.ok]:
+        raise SystemExit(f"{len(failed)} of {len(results)} blocks failed: {failed[0]}")
+
+
+@dataclasses.dataclass
+class Times:
+    """One side's rounds."""
+
+    wall_s: list[float] = dataclasses.field(default_factory=list)
+    cpu_s: list[float] = dataclasses.field(default_factory=list)
+
+    async def measure(self, ready: Step, work: Step) -> None:
+        await ready()
+        wall, cpu = time.perf_counter(), time.process_time()
+        await work()
+        self.wall_s.append(time.perf_counter() - wall)
+        self.cpu_s.append(time.process_time() - cpu)
+
+
+async def run(backend: str, contest: Contest, blocks: Blocks) -> None:
+    """One line: medians of the rounds after the first, sides interleaved."""
+    plain, store = Times(), Times()
+    for _ in range(ROUNDS.value + 1):
+        await plain.measure(*contest.plain)
+        await store.measure(*contest.store)
+    wall = [statistics.median(times.wall_s[1:]) for times in (plain, store)]
+    cpu = [statistics.median(times.cpu_s[1:]) for times in (plain, store)]
+    gigabytes = blocks.total_bytes / 1e9
+    ratio = wall[0] / wall[1]
+    target = f" (to reach: {contest.target})" if contest.target else ""
+    print(
+        f"{backend}, {contest.name}, {len(blocks.reads)} x {blocks.layout.block_bytes >> 10} KiB: "
+        f"plain {gigabytes / wall[0]:.2f} GB/s, store {gigabytes / wall[1]:.2f} GB/s, ratio {ratio:.2f}{target}; "
+        f"CPU {cpu[0] / gigabytes:.2f} and {cpu[1] / gigabytes:.2f} s/GB",
+        flush=True,
+    )
+
+
+async def run_all(names: Sequence[str]) -> None:
+    """All contests of the backends, size by size."""
+    how = "dropping all caches" if os.access(DROP_CACHES, os.W_OK) else "POSIX_FADV_DONTNEED"
+    print(f"cold: after {how}; {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
+    for block_bytes in BLOCK_BYTES:
+        blocks = Blocks.of_size(block_bytes)
+        for name in names:
+            async with ALL_BACKENDS[name](blocks) as contests:
+                for contest in contests:
+                    await run(name, contest, blocks)
+
+
+def main(_: list[str]) -> None:
+    names = BACKENDS.value or list(ALL_BACKENDS)
+    if unknown := sorted(set(names) - set(ALL_BACKENDS)):
+        raise SystemExit(f"--backends has {unknown[0]!r}: expected some of {', '.join(ALL_BACKENDS)}")
+    asyncio.run(run_all(names))
+
+
+if __name__ == "__main__":
+    app.run(main)
