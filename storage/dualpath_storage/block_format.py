@@ -41,6 +41,9 @@ _MAGIC = b"DUALPKV\n"
 _FIXED = struct.Struct("<8sIIQ16s32s32s32sQ")
 _SUMS_START = 256
 _DIGEST_START = HEADER_BYTES - 16
+PayloadSum = xxhash.xxh3_64
+"""The checksum over a payload, which can be given piece by piece as they are read (`update`)."""
+
 MAX_LAYERS = (_DIGEST_START - _SUMS_START) // 8
 
 
@@ -122,22 +125,24 @@ class BlockFormat:
         tokens: bytes,
         stored_bytes: int,
         layers: tuple[int, int] | None = None,
+        payload_sum: PayloadSum | None = None,
     ) -> str | None:
         """Why these are not the block `key` with these tokens, or those layers `[first, last)`; None if they are.
 
-        `stored_bytes` is how many bytes the block was seen to have in the store, header included.
+        `stored_bytes` is how many bytes the block was seen to have in the store, header included. `payload_sum` may
+        have seen the payload of a whole block already, all of it and in order; it is computed here otherwise.
         """
         if stored_bytes < HEADER_BYTES:
             return f"truncated: {stored_bytes} bytes of a header of {HEADER_BYTES}"
         try:
             parsed = read_header(header)
-        except HeaderError as damage:
-            return str(damage)
-        return (
-            self._identity_damage(parsed, key, tokens)
-            or self._length_damage(parsed, stored_bytes, layers)
-            or self._payload_damage(parsed, payload, layers)
-        )
+        except HeaderError as error:
+            return str(error)
+        if damage := self._identity_damage(parsed, key, tokens) or self._length_damage(parsed, stored_bytes, layers):
+            return damage
+        if layers is not None:
+            return self.verify_layers(parsed, layers[0], payload)
+        return self._payload_damage(parsed, payload, payload_sum or PayloadSum(payload))
 
     def verify_layers(self, header: BlockHeader, first: int, payload: memoryview) -> str | None:
         """Why `payload` is not the layers from `first` on, as many as it has bytes for; None where it is."""
@@ -171,9 +176,7 @@ class BlockFormat:
             return f"has trailing bytes after its {whole_bytes}"
         return None
 
-    def _payload_damage(self, header: BlockHeader, payload: memoryview, layers: tuple[int, int] | None) -> str | None:
-        if layers is not None:
-            return self.verify_layers(header, layers[0], payload)
-        if header.payload_sum == xxhash.xxh3_64_intdigest(payload):
+    def _payload_damage(self, header: BlockHeader, payload: memoryview, payload_sum: PayloadSum) -> str | None:
+        if header.payload_sum == payload_sum.intdigest():
             return None
         return self.verify_layers(header, 0, payload) or "the payload's checksum does not hold"

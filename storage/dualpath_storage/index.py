@@ -39,16 +39,17 @@ class PrefixIndex:
         for key, parent in blocks:
             self.add(key, parent)
 
-    def discard(self, key: bytes) -> None:
-        """Forget a block; one that is not there is fine. Its children stay."""
+    def discard(self, key: bytes) -> bytes | None:
+        """Forget a block and return its parent; None where it is not there, which is fine. Its children stay."""
         parent = self._parents.pop(key, None)
         if parent is None:
-            return
+            return None
         left = self._children[parent] - 1
         if left:
             self._children[parent] = left
         else:
             del self._children[parent]
+        return parent
 
     def longest_prefix(self, keys: Sequence[bytes]) -> int:
         """How many of a sequence's keys, from the first on without a gap, are present."""
@@ -56,6 +57,10 @@ class PrefixIndex:
             if key not in self._parents:
                 return count
         return len(keys)
+
+    def is_leaf(self, key: bytes) -> bool:
+        """Whether a block is there and no stored block has it as its parent."""
+        return key in self._parents and key not in self._children
 
     def leaves(self) -> list[bytes]:
         """The blocks that no stored block has as its parent: those that may go without making others unreachable."""

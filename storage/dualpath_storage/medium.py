@@ -8,8 +8,10 @@ medium that can give up (a network client) does so then, with TimeoutError.
 
 import abc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+Look = Callable[[memoryview], object]
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,15 @@ class Medium(abc.ABC):
         Returns how many bytes the block was seen to have, those skipped included: less than what was asked for ends at
         where the block ends early, one more where it is seen to go on. What was skipped is not read.
         """
+
+    def read_whole(self, key: bytes, header: bytearray, payload: memoryview, look: Look, *, deadline_at: float) -> int:
+        """`read`, which shows `look` every piece of the payload once, in order, when it is there for good.
+
+        A medium that reads a long block in pieces shows each while it is in the processor's cache.
+        """
+        seen = self.read(key, header, payload, deadline_at=deadline_at)
+        look(payload)
+        return seen
 
     @abc.abstractmethod
     def peek(self, key: bytes, size_bytes: int) -> bytes:

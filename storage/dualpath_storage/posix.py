@@ -3,14 +3,15 @@
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
 from dualpath_storage.layout import KVLayout
-from dualpath_storage.medium import Medium, Staged
+from dualpath_storage.medium import Look, Medium, Staged
 from dualpath_storage.medium_store import MediumStore
 from dualpath_storage.posix_folder import PosixFolder, remove_if_possible, start_writeback, sync_folder
-from dualpath_storage.posix_reads import DirectReads, after, check_direct, fill_buffered
+from dualpath_storage.posix_reads import PIECE_BYTES, DirectReads, after, check_direct, fill_buffered
 from dualpath_storage.store import StoreError
 
 _READ = os.O_RDONLY | os.O_CLOEXEC
@@ -26,6 +27,7 @@ class PosixMedium(Medium):
         self._folder = folder
         self._read_flags = _READ | os.O_DIRECT if direct else _READ
         self._fill = DirectReads().fill if direct else fill_buffered
+        self._piece_bytes = sys.maxsize if direct else PIECE_BYTES
 
     def read(
         self, key: bytes, header: bytearray, payload: memoryview, *, deadline_at: float, skip_bytes: int = 0
@@ -39,6 +41,21 @@ class PosixMedium(Medium):
             if seen > len(header) and (more := self._fill(descriptor, (payload,), start)):
                 return start + more
             return min(seen, start)
+        finally:
+            os.close(descriptor)
+
+    def read_whole(self, key: bytes, header: bytearray, payload: memoryview, look: Look, *, deadline_at: float) -> int:
+        descriptor = os.open(self._folder.path(key), self._read_flags)
+        try:
+            seen = 0
+            for start in range(0, len(payload), self._piece_bytes):
+                piece = payload[start : start + self._piece_bytes]
+                parts, offset = ((piece,), len(header) + start) if start else ((header, piece), 0)
+                seen = offset + self._fill(descriptor, parts, offset)
+                look(piece)
+                if seen < len(header) + start + len(piece):
+                    break
+            return seen
         finally:
             os.close(descriptor)
 

@@ -14,6 +14,9 @@ from dualpath_storage.store import StoreError
 ALIGNMENT_BYTES = 4096
 """What unbuffered reads want offsets, lengths and memory to be multiples of: the largest block size of common disks."""
 
+PIECE_BYTES = 256 * 1024
+"""What is read from the page cache at a time: it is still in a core's own cache when its checksum is computed."""
+
 Parts = Sequence[bytearray | memoryview]
 
 

@@ -52,14 +52,15 @@ async def test_damage_is_seen_in_the_ranges_that_hold_it_and_in_no_other(store: 
                 assert not within or result.detail == f"layer {layer}'s checksum does not hold"
 
 
-@pytest.mark.parametrize("offset", [0, 20, 50, 120, 300, HEADER_BYTES - 1])
-async def test_a_damaged_header_spoils_every_range(store: MediumStore, offset: int) -> None:
+async def test_a_damaged_header_spoils_every_range(store: MediumStore) -> None:
     (block,) = chain(1)
     await put_all(store, [block])
-    damaged = bytearray(raw(store, block))
-    damaged[offset] ^= 1
-    overwrite(store, block, bytes(damaged))
-    assert {result.status.value for result in (await read_ranges(store, block)).values()} == {"corrupt"}
+    whole = raw(store, block)
+    for offset in (0, 20, 50, 120, 300, HEADER_BYTES - 1):
+        damaged = bytearray(whole)
+        damaged[offset] ^= 1
+        overwrite(store, block, bytes(damaged))
+        assert {result.status.value for result in (await read_ranges(store, block)).values()} == {"corrupt"}, offset
 
 
 async def test_a_truncated_block_has_the_layers_that_are_whole(store: MediumStore) -> None:
@@ -98,17 +99,11 @@ async def test_ranges_and_whole_blocks_in_one_batch(store: MediumStore) -> None:
     assert [reads[0].into, reads[3].into] == [blocks[0].data, blocks[2].data]
 
 
-@pytest.mark.parametrize(
-    ("layers", "complaint"), [((1, 1), "at least one"), ((2, 1), "expected a range"), ((0, 4), "expected a range")]
-)
-async def test_bad_ranges_are_refused(store: MediumStore, layers: tuple[int, int], complaint: str) -> None:
+async def test_bad_ranges_are_refused(store: MediumStore) -> None:
     (block,) = chain(1)
-    with pytest.raises(ValueError, match=complaint):
-        await store.get([BlockRead(block.key, block.tokens, memoryview(bytearray(LAYER)), layers)], deadline_s=5)
-
-
-async def test_a_buffer_must_fit_its_range(store: MediumStore) -> None:
-    (block,) = chain(1)
+    for layers, complaint in (((1, 1), "at least one"), ((2, 1), "expected a range"), ((0, 4), "expected a range")):
+        with pytest.raises(ValueError, match=complaint):
+            await store.get([BlockRead(block.key, block.tokens, memoryview(bytearray(LAYER)), layers)], deadline_s=5)
     whole = memoryview(bytearray(LAYOUT.block_bytes))
     with pytest.raises(ValueError, match=f"has {LAYOUT.block_bytes} bytes .*expected {LAYER} contiguous"):
         await store.get([BlockRead(block.key, block.tokens, whole, (1, 2))], deadline_s=5)
