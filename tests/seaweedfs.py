@@ -77,6 +77,8 @@ class SeaweedFS:
         """The server accepts and does not answer."""
         os.killpg(self._process.pid, signal.SIGSTOP)
         try:
+            while _accepted(self._s3_port, "GET", "/healthz", timeout_s=0.2):
+                pass  # its threads stop one after the other
             yield
         finally:
             os.killpg(self._process.pid, signal.SIGCONT)
@@ -164,8 +166,8 @@ def _free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _accepted(port: int, method: str, path: str) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+def _accepted(port: int, method: str, path: str, *, timeout_s: float = 5) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
         connection.request(method, path)
         return connection.getresponse().status < 300

@@ -2,7 +2,15 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from dualpath_configs.base import Spec
 from dualpath_configs.model import ModelSpec
@@ -66,6 +74,16 @@ class StorageSpec(Spec):
     )
     read_deadline_s: PositiveFloat = 10.0
     write_deadline_s: PositiveFloat = 10.0
+    dram_bytes: NonNegativeInt = Field(
+        default=0, description="Memory of each node for blocks that it wrote or read lately; 0: none."
+    )
+    capacity_bytes: PositiveInt | None = Field(
+        default=None,
+        description="Bytes of blocks that the store may hold; absent: no limit.",
+    )
+    time_to_live_s: PositiveFloat | None = Field(
+        default=None, description="Blocks that nothing used for so long are evicted; absent: they stay."
+    )
 
     @field_validator("url")
     @classmethod

@@ -16,7 +16,7 @@ from dualpath_jax.cluster.services import NodeServices
 from dualpath_jax.engine.base import DecodeRequest, Slot, TokenChoice
 from dualpath_jax.engine.host_buffers import Reservation
 from dualpath_scheduler.service import scheduler_pb2 as pb
-from dualpath_storage.store import BlockWrite
+from dualpath_storage.store import BlockWrite, Status
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ class DecodeNode(Node):
         return 0.0
 
     def new_job(self, assignment: pb.Assignment) -> DecodeJob:
-        reads = assignment.decode_side_blocks
-        return DecodeJob(assignment, assignment.decode_engine, self.spec.block_tokens, planned_reads=reads)
+        job = DecodeJob(assignment, assignment.decode_engine, self.spec.block_tokens)
+        job.planned_reads = self.to_be_read(job, slice(assignment.prefill_side_blocks, job.hit_blocks))
+        return job
 
     async def close(self) -> None:
         pass
@@ -137,6 +138,8 @@ class DecodeNode(Node):
                     self.reporter.published(write.key, write.parent)
                 else:
                     self.stats.dropped_blocks += 1
+                    if result.status is Status.FULL:
+                        self.reporter.full()
             await self.reporter.delivered()
             quiet = [result.quiet for result in results if result.quiet is not None]
             if quiet:

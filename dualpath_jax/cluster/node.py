@@ -48,9 +48,11 @@ class Node(abc.ABC):
         self._background: set[asyncio.Task[None]] = set()
         self._seen = 0
         self._client = NodeClient(
-            scheduler, node_id=node_id, incarnation=self.incarnation, on_forgotten=self._cancel_all
+            scheduler, node_id=node_id, incarnation=self.incarnation, on_forgotten=self._start_anew
         )
-        self.reporter = Reporter(self._client, self.queues, heartbeat_s=self.spec.scheduling.lease_s / 4)
+        self.reporter = Reporter(
+            self._client, self.queues, heartbeat_s=self.spec.scheduling.lease_s / 4, tier=services.tier
+        )
 
     @abc.abstractmethod
     async def prepare(self) -> float:
@@ -118,11 +120,21 @@ class Node(abc.ABC):
                 log.info("%s: %s cancelled: %s", self.node_id, job.label, cancellation.reason)
                 job.task.cancel()
 
+    def _start_anew(self) -> None:
+        """The scheduler has forgotten this node."""
+        self._cancel_all()
+        if self.services.tier is not None:
+            self.services.tier.tell_all_again()
+
     def _cancel_all(self) -> None:
         """Nobody waits for the attempts of this node any more."""
         for job in self.jobs:
             if job.task is not None:
                 job.task.cancel()
+
+    def to_be_read(self, job: Job, blocks: slice) -> int:
+        """How many of a prompt's blocks are to come from storage rather than from this node's memory."""
+        return sum(not self.services.store.resident(key) for key in job.keys[blocks])
 
     def in_background(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run something that outlives an attempt; the node waits for it when it stops."""

@@ -25,6 +25,7 @@ class NodeStats(peer_pb2_grpc.NodeServicer):
         ]
         return pb.StatsReply(
             snic_read_bytes=stats.snic_read_bytes,
+            memory_read_bytes=stats.memory_read_bytes,
             snic_written_bytes=stats.snic_written_bytes,
             snic_read_busy_s=stats.snic_read_busy_s,
             cnic_bytes=stats.cnic_bytes,

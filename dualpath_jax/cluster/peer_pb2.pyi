@@ -85,7 +85,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("snic_read_bytes", "snic_written_bytes", "snic_read_busy_s", "cnic_bytes", "snic_samples", "dropped_blocks", "pending_blocks")
+    __slots__ = ("snic_read_bytes", "snic_written_bytes", "snic_read_busy_s", "cnic_bytes", "snic_samples", "dropped_blocks", "pending_blocks", "memory_read_bytes")
     SNIC_READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     SNIC_WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     SNIC_READ_BUSY_S_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class StatsReply(_message.Message):
     SNIC_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     DROPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PENDING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     snic_read_bytes: int
     snic_written_bytes: int
     snic_read_busy_s: float
@@ -100,7 +101,8 @@ class StatsReply(_message.Message):
     snic_samples: _containers.RepeatedCompositeFieldContainer[SnicSample]
     dropped_blocks: int
     pending_blocks: int
-    def __init__(self, snic_read_bytes: _Optional[int] = ..., snic_written_bytes: _Optional[int] = ..., snic_read_busy_s: _Optional[float] = ..., cnic_bytes: _Optional[_Iterable[int]] = ..., snic_samples: _Optional[_Iterable[_Union[SnicSample, _Mapping]]] = ..., dropped_blocks: _Optional[int] = ..., pending_blocks: _Optional[int] = ...) -> None: ...
+    memory_read_bytes: int
+    def __init__(self, snic_read_bytes: _Optional[int] = ..., snic_written_bytes: _Optional[int] = ..., snic_read_busy_s: _Optional[float] = ..., cnic_bytes: _Optional[_Iterable[int]] = ..., snic_samples: _Optional[_Iterable[_Union[SnicSample, _Mapping]]] = ..., dropped_blocks: _Optional[int] = ..., pending_blocks: _Optional[int] = ..., memory_read_bytes: _Optional[int] = ...) -> None: ...
 
 class SnicSample(_message.Message):
     __slots__ = ("time", "seconds", "read_bytes", "written_bytes")

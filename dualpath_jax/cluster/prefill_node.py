@@ -49,8 +49,9 @@ class PrefillNode(Node):
         return self._time.tokens_per_s
 
     def new_job(self, assignment: pb.Assignment) -> PrefillJob:
-        reads = assignment.prefill_side_blocks
-        return PrefillJob(assignment, assignment.prefill_engine, self.spec.block_tokens, planned_reads=reads)
+        job = PrefillJob(assignment, assignment.prefill_engine, self.spec.block_tokens)
+        job.planned_reads = self.to_be_read(job, slice(assignment.prefill_side_blocks))
+        return job
 
     def _peer(self, assignment: pb.Assignment) -> DecodePeer:
         """The decode node of an assignment; a node that moved gets a new connection."""

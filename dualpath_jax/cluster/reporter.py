@@ -12,6 +12,10 @@ from dualpath_jax.cluster.jobs import Job
 from dualpath_jax.engine.base import TokenChoice
 from dualpath_scheduler.service import NodeClient
 from dualpath_scheduler.service import scheduler_pb2 as pb
+from dualpath_storage import DramTier
+
+MOST_CHANGES = 4096
+"""Most keys of one report that came into memory or left it; the rest goes with the next one."""
 
 
 def token_message(choice: TokenChoice) -> pb.Token:
@@ -27,15 +31,24 @@ def token_message(choice: TokenChoice) -> pb.Token:
 
 
 class Reporter:
-    """The outbox of a node."""
+    """The outbox of a node. Changes of the DRAM tier go with reports that are sent anyway."""
 
-    def __init__(self, client: NodeClient, queues: Callable[[], pb.QueueReport], *, heartbeat_s: float) -> None:
+    def __init__(
+        self,
+        client: NodeClient,
+        queues: Callable[[], pb.QueueReport],
+        *,
+        heartbeat_s: float,
+        tier: DramTier | None = None,
+    ) -> None:
         self._client = client
         self._queues = queues
+        self._tier = tier
         self._heartbeat_s = heartbeat_s
         self._progress: list[pb.Progress] = []
         self._published: list[pb.Published] = []
         self._lost: list[bytes] = []
+        self._full_writes = 0
         self._sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wake = asyncio.Event()
 
@@ -60,6 +73,11 @@ class Reporter:
         self._lost.append(key)
         self._wake.set()
 
+    def full(self) -> None:
+        """A block found no room in the store."""
+        self._full_writes += 1
+        self._wake.set()
+
     async def run(self) -> None:
         """Send until cancelled; whoever waits for a delivery then is cancelled as well."""
         try:
@@ -75,9 +93,18 @@ class Reporter:
         self._wake.clear()
         progress, published, lost = self._progress, self._published, self._lost
         self._progress, self._published, self._lost = [], [], []
+        full_writes, self._full_writes = self._full_writes, 0
+        residents = self._tier.take_changes(MOST_CHANGES) if self._tier is not None else ([], [])
         sent, self._sent = self._sent, asyncio.get_running_loop().create_future()
         try:
-            await self._client.report(self._queues(), progress=progress, published=published, lost=lost)
+            await self._client.report(
+                self._queues(),
+                progress=progress,
+                published=published,
+                lost=lost,
+                residents=residents,
+                full_writes=full_writes,
+            )
             sent.set_result(None)
         finally:
             sent.cancel()

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import grpc
 
-from dualpath_configs import ClusterSpec
+from dualpath_configs import ClusterSpec, StorageSpec
 from dualpath_jax.cluster.device import DeviceThread
 from dualpath_jax.engine.base import EngineGroup
 from dualpath_jax.engine.host_buffers import HostArena
 from dualpath_jax.transfer import GrpcTransport, Lane, TrafficManager
-from dualpath_storage import BlockStore, open_store
+from dualpath_storage import BlockStore, DramTier, KVLayout, StoreError, open_store
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
@@ -28,6 +28,8 @@ class NodeServices:
     engine: EngineGroup
     device: DeviceThread
     store: BlockStore
+    """The cluster's, through the tier where there is one."""
+    tier: DramTier | None
     arena: HostArena
     transport: GrpcTransport
     traffic: TrafficManager
@@ -44,7 +46,7 @@ async def node_services(spec: ClusterSpec, engine: EngineGroup, *, bind: str) ->
         device = DeviceThread()
         stack.callback(device.close)
         stack.push_async_callback(device.run, engine.close)
-        store = open_store(spec.storage.url, engine.layout)
+        store, tier = _open_tiers(spec.storage, engine.layout)
         stack.push_async_callback(store.close)
         network = spec.network
         lanes = {Lane.MODEL: network.model_dscp, Lane.LOAD: network.load_dscp, Lane.STORE: network.store_dscp}
@@ -61,4 +63,18 @@ async def node_services(spec: ClusterSpec, engine: EngineGroup, *, bind: str) ->
         stack.push_async_callback(traffic.close)
         stack.push_async_callback(transport.close)
         arena = HostArena(engine.layout, spec.host_buffer_blocks)
-        yield NodeServices(spec, engine, device, store, arena, transport, traffic, server)
+        yield NodeServices(spec, engine, device, store, tier, arena, transport, traffic, server)
+
+
+def _open_tiers(storage: StorageSpec, layout: KVLayout) -> tuple[BlockStore, DramTier | None]:
+    """What the node reads and writes, and the tier if that is one. Raises StoreError."""
+    if storage.dram_bytes and storage.dram_bytes < layout.block_bytes:
+        raise StoreError(
+            f"storage.dram_bytes is {storage.dram_bytes}: expected 0, no DRAM tier, or at least one block of "
+            f"{layout.block_bytes} bytes"
+        )
+    store = open_store(storage.url, layout)
+    if not storage.dram_bytes:
+        return store, None
+    tier = DramTier(store, layout, capacity_bytes=storage.dram_bytes)
+    return tier, tier

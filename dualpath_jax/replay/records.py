@@ -101,6 +101,7 @@ def _node(node_id: str, reply: StatsReply, spec: ClusterSpec, started: float) ->
             for sample in reply.snic_samples
         ),
         cnic_bytes=tuple(reply.cnic_bytes),
+        memory_read_bytes=reply.memory_read_bytes,
         may_read=role == "prefill" or spec.mode.dual_path,
         snic_limit_bytes_per_s=None if spec.mode.free_transfers else spec.network.snic_bytes_per_s,
     )

@@ -100,11 +100,13 @@ class StorageTraffic:
         self._layout = layout
         self._cards = cards
         self._ahead = Window(max(READ_AHEAD_BYTES, MIN_READ_AHEAD_BLOCKS * layout.block_bytes))
+        self._from_memory = Window(1)  # copies of resident blocks: one at a time, so that the loop has turns between
         self._writing = Window(max(WRITE_WINDOW_BYTES, layout.block_bytes))
         self._calls = count()
         self._reads: set[BlockRun] = set()
         self._left: Left = set()
         self._puts: dict[BlockStore, Handover[BlockWrite]] = {}
+        self.memory_read_bytes = 0
 
     @property
     def read_queue_tokens(self) -> int:
@@ -122,7 +124,10 @@ class StorageTraffic:
         """One task a block."""
         run.need = (run.need, next(self._calls))
         most = self._ahead.limit_bytes // (READ_BATCHES * self._layout.block_bytes)
-        gets = Handover(_get(run.store), self._left, most=most)
+        gets = {
+            False: Handover(_get(run.store), self._left, most=most),
+            True: Handover(_get(run.store), self._left, most=1),
+        }
         self._reads.add(run)
         try:
             return await run.results(self._read(run, gets, i, read, stop_at_failure) for i, read in enumerate(reads))
@@ -138,17 +143,22 @@ class StorageTraffic:
         return await run.results(self._write(run, puts, i, write) for i, write in enumerate(writes))
 
     async def _read(
-        self, run: BlockRun, gets: Handover[BlockRead], index: int, read: BlockRead, stop_at_failure: bool
+        self, run: BlockRun, gets: dict[bool, Handover[BlockRead]], index: int, read: BlockRead, stop_at_failure: bool
     ) -> BlockResult:
+        """`gets` are of blocks in storage and of blocks in memory."""
         # Storage first, the card second: what is not there must not cost the card anything.
-        need = (*run.need, index)
-        async with self._ahead.slot(self._layout.block_bytes, need):
+        # What lies in the node's memory waits for neither of them.
+        need, size_bytes, resident = (*run.need, index), self._layout.block_bytes, run.store.resident(read.key)
+        window = self._from_memory if resident else self._ahead
+        async with window.slot(size_bytes, need):
             until_s = asyncio.get_running_loop().time() + run.deadline_s
-            result = await run.in_store(index, gets, read, until_s)
+            result = await run.in_store(index, gets[resident], read, until_s)
             if not run.wanted(index):
                 return replace(NOT_READ, quiet=result.quiet)
-            if result.ok:
-                result = await _pass(self._cards.storage_read, self._layout.block_bytes, Lane.LOAD, need, until_s)
+            if result.ok and result.from_memory:
+                self.memory_read_bytes += size_bytes
+            elif result.ok:
+                result = await _pass(self._cards.storage_read, size_bytes, Lane.LOAD, need, until_s)
         if stop_at_failure and not result.ok:
             run.stop_after(index)
         return result

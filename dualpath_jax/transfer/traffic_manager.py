@@ -62,6 +62,8 @@ class TrafficStats:
 
     lanes: tuple[LaneTraffic, ...]
     snic_read_bytes: int
+    memory_read_bytes: int
+    """Blocks that were read from the node's DRAM tier, and passed no card."""
     snic_written_bytes: int
     snic_read_busy_s: float
     snic_write_busy_s: float
@@ -114,7 +116,8 @@ class TrafficManager:
         """Storage to host memory through the storage card, in order of (need, call, block).
 
         `deadline_s` bounds each block from its turn (when storage is asked) until it has passed the card; it waits for
-        its turn as long as the blocks before it need. A block that is not OK costs the card nothing; with
+        its turn as long as the blocks before it need. Blocks of a DRAM tier pass no card and do not wait for those that
+        do. A block that is not OK costs the card nothing; with
         `stop_at_failure`, those after the first such block that have not passed yet are MISSING, "not read" (the usable
         prefix has ended).
 
@@ -188,6 +191,7 @@ class TrafficManager:
                 for (lane, peer), nbytes in sorted(self._lane_bytes.items())
             ),
             snic_read_bytes=cards.storage_read.total_bytes,
+            memory_read_bytes=self._storage.memory_read_bytes,
             snic_written_bytes=cards.storage_write.total_bytes,
             snic_read_busy_s=cards.storage_read.busy_s,
             snic_write_busy_s=cards.storage_write.busy_s,

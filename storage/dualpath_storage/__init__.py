@@ -8,6 +8,7 @@ from dualpath_storage.memory import MemoryStore
 from dualpath_storage.open import open_store
 from dualpath_storage.posix import PosixStore
 from dualpath_storage.store import BlockRead, BlockResult, BlockStore, BlockWrite, Status, StoredBlock, StoreError
+from dualpath_storage.tier import DramTier
 
 __all__ = [
     "KEY_BYTES",
@@ -15,6 +16,7 @@ __all__ = [
     "BlockResult",
     "BlockStore",
     "BlockWrite",
+    "DramTier",
     "Faults",
     "FaultyStore",
     "KVField",

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from dualpath_storage.block_format import HEADER_BYTES, BlockFormat, HeaderError, PayloadSum, read_header
-from dualpath_storage.keys import KEY_BYTES
+from dualpath_storage.buffers import read_buffers, read_span, write_buffers
 from dualpath_storage.layout import KVLayout
 from dualpath_storage.loads_first import LoadsFirst
 from dualpath_storage.medium import Medium, Staged
@@ -60,13 +60,8 @@ class MediumStore(BlockStore):
 
     async def get(self, reads: Sequence[BlockRead], *, deadline_s: float) -> list[BlockResult]:
         deadline_at = time.monotonic() + deadline_s
-        spans = [self._span(read) for read in reads]
-        buffers = [
-            self._checked("into", read.into, span.stop - span.start, read.key)
-            for read, span in zip(reads, spans, strict=True)
-        ]
-        if any(buffer.readonly for buffer in buffers):
-            raise ValueError("a block's `into` is read-only: expected a writable buffer")
+        spans = [read_span(read, self.layout) for read in reads]
+        buffers = read_buffers(reads, self.layout)
         with self._operation(), self._loads_first.load():
             batch = Batch(len(reads), lambda i: self._read_one(reads[i], buffers[i], spans[i].start, deadline_at))
             cancelled = await batch.run(self._readers, deadline_at)
@@ -76,8 +71,7 @@ class MediumStore(BlockStore):
 
     async def put(self, writes: Sequence[BlockWrite], *, deadline_s: float) -> list[BlockResult]:
         deadline_at = time.monotonic() + deadline_s
-        whole_bytes = self._format.block_bytes
-        payloads = [self._checked("data", write.data, whole_bytes, write.key, write.parent) for write in writes]
+        payloads = write_buffers(writes, self.layout)
         results: list[BlockResult] = []
         cancelled = None
         with self._operation():
@@ -119,26 +113,6 @@ class MediumStore(BlockStore):
             self._operations -= 1
             if not self._operations:
                 self._idle.set()
-
-    def _span(self, read: BlockRead) -> slice:
-        """The bytes of a block that are asked for."""
-        if read.layers is None:
-            return slice(0, self._format.block_bytes)
-        span = self.layout.layer_span(*read.layers)
-        if span.start == span.stop:
-            raise ValueError(f"a block's `layers` is {read.layers}: expected at least one layer")
-        return span
-
-    def _checked(self, name: str, buffer: memoryview, size_bytes: int, *keys: bytes) -> memoryview:
-        for key in keys:
-            if len(key) != KEY_BYTES:
-                raise ValueError(f"key {key!r} has {len(key)} bytes: expected {KEY_BYTES}")
-        if buffer.nbytes != size_bytes or not buffer.c_contiguous:
-            raise ValueError(
-                f"a block's `{name}` has {buffer.nbytes} bytes (C-contiguous: {buffer.c_contiguous}): "
-                f"expected {size_bytes} contiguous bytes, as the layout says"
-            )
-        return buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
 
     def _read_one(self, read: BlockRead, into: memoryview, skip_bytes: int, deadline_at: float) -> BlockResult:
         header = bytearray(HEADER_BYTES)

@@ -58,11 +58,15 @@ class BlockResult:
 
     `quiet` is set where the operation timed out while a thread or a server may still touch the caller's buffer: the
     buffer must not be reused before that future is done. It is None everywhere else.
+
+    `from_memory`: a tier handed out bytes that nothing was read from storage for; whoever emulates or counts storage
+    traffic leaves them out. Of several reads that shared one load, all but one say so.
     """
 
     status: Status
     detail: str = ""
     quiet: "asyncio.Future[None] | None" = field(default=None, compare=False)
+    from_memory: bool = field(default=False, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -104,6 +108,10 @@ class BlockStore(abc.ABC):
         stored turns out to be damaged, it is replaced. A write that times out or is cancelled may still become
         visible later, whole.
         """
+
+    def resident(self, key: bytes) -> bool:
+        """Whether a read of the block would need no storage at this moment; only a tier has such blocks."""
+        return False
 
     @abc.abstractmethod
     async def contains(self, keys: Sequence[bytes]) -> list[bool]:

@@ -82,7 +82,7 @@ async def test_one_bad_block_hurts_one_request(tmp_path):
 FAULTS = ("delay", "hang", "error", "truncate", "flip", "swap", "lose")
 
 
-async def _conversation(cluster: Cluster, seed: int) -> int:
+async def conversation(cluster: Cluster, seed: int) -> int:
     """Six turns that must agree; returns the blocks that did not load, attempts that were given up included."""
     history: list[int] = []
     lost = 0
@@ -98,7 +98,7 @@ async def _conversation(cluster: Cluster, seed: int) -> int:
 @pytest.mark.parametrize("rates", [dict.fromkeys(FAULTS, 0.05), *({fault: 1.0} for fault in FAULTS)], ids=str)
 async def test_sessions_on_a_faulty_store_agree_and_end(tmp_path, rates):
     async with running(small_spec(tmp_path)) as cluster:
-        await asyncio.gather(*(_conversation(cluster, seed) for seed in range(4)))
+        await asyncio.gather(*(conversation(cluster, seed) for seed in range(4)))
         await cluster.quiet()
     query = "&".join(f"{name}={rate}" for name, rate in {**rates, "seed": 7, "delay_s": 0.01}.items())
     spec = small_spec(
@@ -109,7 +109,7 @@ async def test_sessions_on_a_faulty_store_agree_and_end(tmp_path, rates):
     )
     async with running(spec) as cluster:
         async with asyncio.timeout(60):
-            lost = await asyncio.gather(*(_conversation(cluster, seed) for seed in range(4)))
+            lost = await asyncio.gather(*(conversation(cluster, seed) for seed in range(4)))
         await cluster.quiet()
         stats = [node.services.arena.stats for node in cluster.nodes.values()]
     assert [(s.reserved, s.quarantined) for s in stats] == [(0, 0)] * 2

@@ -1,5 +1,7 @@
 """Read plans: who reads which blocks."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,3 +53,38 @@ def test_every_plan_covers_the_hit_blocks_exactly(name: str, snapshot: ReadSnaps
 )
 def test_the_switches_choose_the_policy(mode: ModeSpec, name: str) -> None:
     assert read_plan_for(mode) is READ_PLANS[name]
+
+
+@pytest.mark.parametrize(
+    ("prefill_resident", "decode_resident", "prefill_is_shorter", "decode_is_shorter"),
+    [
+        (0, 0, ReadPlan(7, 0), ReadPlan(0, 7)),  # the paper's policy
+        (3, 0, ReadPlan(7, 0), ReadPlan(3, 4)),
+        (0, 3, ReadPlan(4, 3), ReadPlan(0, 7)),
+        (2, 3, ReadPlan(4, 3), ReadPlan(2, 5)),  # the two blocks between are the shorter queue's
+        (7, 0, ReadPlan(7, 0), ReadPlan(7, 0)),
+        (0, 7, ReadPlan(0, 7), ReadPlan(0, 7)),
+        (4, 3, ReadPlan(4, 3), ReadPlan(4, 3)),
+        (5, 5, ReadPlan(5, 2), ReadPlan(5, 2)),  # what both have comes the shorter way
+        (7, 7, ReadPlan(7, 0), ReadPlan(7, 0)),
+    ],
+)
+def test_blocks_in_memory_are_read_where_they_lie(
+    prefill_resident: int, decode_resident: int, prefill_is_shorter: ReadPlan, decode_is_shorter: ReadPlan
+) -> None:
+    for queue, expected in ((64, prefill_is_shorter), (0, decode_is_shorter)):
+        snapshot = ReadSnapshot(
+            7, 32, queue, prefill_resident_blocks=prefill_resident, decode_resident_blocks=decode_resident
+        )
+        assert READ_PLANS["shorter-queue"](snapshot) == expected
+
+
+@given(snapshot=SNAPSHOTS, resident=st.tuples(st.integers(0, 100), st.integers(0, 100)))
+def test_a_split_asks_storage_for_what_is_in_no_memory(snapshot: ReadSnapshot, resident: tuple[int, int]) -> None:
+    prefill, decode = (min(blocks, snapshot.hit_blocks) for blocks in resident)
+    snapshot = replace(snapshot, prefill_resident_blocks=prefill, decode_resident_blocks=decode)
+    plan = READ_PLANS["shorter-queue"](snapshot)
+    assert plan.prefill_side_blocks + plan.decode_side_blocks == snapshot.hit_blocks
+    assert min(plan.prefill_side_blocks, plan.decode_side_blocks) >= 0
+    from_storage = max(0, plan.prefill_side_blocks - prefill) + max(0, plan.decode_side_blocks - decode)
+    assert from_storage == max(0, snapshot.hit_blocks - prefill - decode)

@@ -20,7 +20,7 @@ STATS = {
         cnic_bytes=[10, 20],
         snic_samples=[SnicSample(time=START + 0.25, seconds=0.1, read_bytes=3000, written_bytes=0)],
     ),
-    "decode-0": StatsReply(snic_read_bytes=1000, snic_written_bytes=700, snic_read_busy_s=0.1),
+    "decode-0": StatsReply(snic_read_bytes=1000, memory_read_bytes=500, snic_written_bytes=700, snic_read_busy_s=0.1),
 }
 
 
@@ -104,5 +104,6 @@ def test_a_summary_counts_what_was_played():
     summary = summarise([_record(*turns)])["dualpath"]
     assert (summary["requests"], summary["failed"], summary["hit_rate"]) == (2, 1, 0.64)
     assert (summary["bytes_read_prefill_side"], summary["bytes_read_decode_side"]) == (3000, 1000)
+    assert summary["bytes_read_memory"] == 500
     assert summary["completion_s"] == pytest.approx(1.6)
     assert summary["tpot_p50_s"] == pytest.approx(0.1 / 3)

@@ -19,6 +19,7 @@ def test_a_summary_has_the_keys_of_the_report(basic: RunRecord, dualpath: RunRec
         "hit_rate",
         "bytes_read_prefill_side",
         "bytes_read_decode_side",
+        "bytes_read_memory",
         "snic_busy_share",
         "snic_bytes_max_over_mean",
         "requests",
@@ -40,6 +41,7 @@ def test_a_run_without_failures(basic: RunRecord) -> None:
     assert summary["tpot_p50_s"] == pytest.approx(0.05)
     assert summary["hit_rate"] == 0.96
     assert (summary["bytes_read_prefill_side"], summary["bytes_read_decode_side"]) == (216_000_000, 0)
+    assert summary["bytes_read_memory"] == 0
     assert summary["snic_busy_share"] == {"prefill-0": 0.9, "decode-0": 0.0}
     # The decode node could not read: it does not count.
     assert summary["snic_bytes_max_over_mean"] == 1.0

@@ -276,3 +276,28 @@ async def test_an_empty_call_is_fine():
     manager = make_manager(snic_bytes_per_s=1.0)
     assert await manager.read(ScriptedStore(), [], deadline_s=1.0) == []
     assert await manager.write(ScriptedStore(), [], deadline_s=1.0) == []
+
+
+@virtual_time
+async def test_blocks_in_memory_pass_no_card_and_do_not_wait_for_those_that_do():
+    manager, store = make_manager(snic_bytes_per_s=1e6, burst_bytes=1), store_of(40)
+    store.in_memory = {key(i) for i in range(20, 40)}
+    behind = asyncio.create_task(read(manager, store, range(20)))
+    await asyncio.sleep(0.01)
+    start = now()
+    _, results = await read(manager, store, range(20, 40), need=(9,))
+    assert all(result.ok for result in results)
+    assert now() - start < 0.01
+    assert not behind.done()
+    await behind
+    stats = manager.stats()
+    assert (stats.snic_read_bytes, stats.memory_read_bytes) == (20 * BLOCK, 20 * BLOCK)
+
+
+@virtual_time
+async def test_blocks_are_copied_from_memory_one_at_a_time():
+    manager, store = make_manager(), store_of(10)
+    store.in_memory = set(store.blocks)
+    store.delay_s = 0.001
+    await asyncio.gather(*(read(manager, store, range(10)) for _ in range(3)))
+    assert store.most_running == 1

@@ -116,6 +116,10 @@ class ScriptedStore:
         self.running = 0
         self.most_running = 0
         self.stuck = asyncio.Event()
+        self.in_memory = set()
+
+    def resident(self, key):
+        return key in self.in_memory
 
     async def get(self, reads, *, deadline_s):
         return await self._batch([(read.key, lambda read=read: self._load(read)) for read in reads], deadline_s)
@@ -157,7 +161,7 @@ class ScriptedStore:
         if read.key not in self.blocks:
             return BlockResult(Status.MISSING, "no such block")
         read.into[:] = self.blocks[read.key]
-        return BlockResult(Status.OK)
+        return BlockResult(Status.OK, from_memory=self.resident(read.key))
 
     def _save(self, write):
         self.blocks[write.key] = bytes(write.data)

@@ -22,13 +22,17 @@ class ReadPlan:
 class ReadSnapshot:
     """What is known when both engines of a request are: its stored blocks and the two nodes' read queues.
 
-    `ordinal` counts the plans that were fixed before this one.
+    `ordinal` counts the plans that were fixed before this one. Of the hit blocks, the first `prefill_resident_blocks`
+    lie in the prefill node's memory and the last `decode_resident_blocks` in the decode node's: each of the two sides
+    may take those without asking storage.
     """
 
     hit_blocks: int
     prefill_read_q_tokens: int
     decode_read_q_tokens: int
     ordinal: int = 0
+    prefill_resident_blocks: int = 0
+    decode_resident_blocks: int = 0
 
 
 ReadPlanPolicy = Callable[[ReadSnapshot], ReadPlan]
@@ -37,11 +41,14 @@ ReadPlanPolicy = Callable[[ReadSnapshot], ReadPlan]
 def shorter_queue(snapshot: ReadSnapshot) -> ReadPlan:
     """The side with the shorter read queue reads the whole request (the paper's policy); a tie is the prefill side's.
 
-    The prefill side has the shorter way: what the decode side reads still has to cross the compute network.
+    The prefill side has the shorter way: what the decode side reads still has to cross the compute network. Blocks in
+    a side's memory are that side's, both sides' the prefill side's; then the rest is what the shorter queue reads.
     """
+    hit, prefill = snapshot.hit_blocks, snapshot.prefill_resident_blocks
+    decode = min(snapshot.decode_resident_blocks, hit - prefill)
     if snapshot.decode_read_q_tokens < snapshot.prefill_read_q_tokens:
-        return ReadPlan(0, snapshot.hit_blocks)
-    return ReadPlan(snapshot.hit_blocks, 0)
+        return ReadPlan(prefill, hit - prefill)
+    return ReadPlan(hit - decode, decode)
 
 
 def prefill_only(snapshot: ReadSnapshot) -> ReadPlan:

@@ -25,6 +25,7 @@ class ModeSummary(TypedDict):
     hit_rate: float | None
     bytes_read_prefill_side: int
     bytes_read_decode_side: int
+    bytes_read_memory: int
     snic_busy_share: dict[str, float | None]
     snic_bytes_max_over_mean: float | None
     requests: int
@@ -80,6 +81,11 @@ def bytes_read(run: RunRecord, role: Literal["prefill", "decode"]) -> int:
     return sum(node.snic_read_bytes for node in run.nodes if node.role == role)
 
 
+def bytes_read_memory(run: RunRecord) -> int:
+    """Bytes that all nodes read from their DRAM tiers; they count in nothing that is read from storage."""
+    return sum(node.memory_read_bytes for node in run.nodes)
+
+
 def snic_busy_share(run: RunRecord) -> dict[str, float | None]:
     """Per node: the time in which its storage card had reads to do, over the completion time."""
     return {node.node_id: _ratio(node.snic_busy_s, completion_s(run)) for node in run.nodes}
@@ -132,6 +138,7 @@ def _summary(run: RunRecord) -> ModeSummary:
         "hit_rate": hit_rate(run),
         "bytes_read_prefill_side": bytes_read(run, "prefill"),
         "bytes_read_decode_side": bytes_read(run, "decode"),
+        "bytes_read_memory": bytes_read_memory(run),
         "snic_busy_share": snic_busy_share(run),
         "snic_bytes_max_over_mean": snic_bytes_max_over_mean(run),
         "requests": len(run.requests),

@@ -74,6 +74,8 @@ class NodeRecord:
     """Whether this run lets the node read KV from storage; without the dual path, decode nodes may not."""
     snic_limit_bytes_per_s: float | None = None
     """The card's rate, for plots; None: no limit."""
+    memory_read_bytes: int = 0
+    """Read from the node's DRAM tier: they passed no card, and are in no other count."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """One attempt of a request on a prefill and a decode engine, and what the two report of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -25,9 +26,12 @@ class Attempt:
     The two sides report on their own, so the decode side's tokens may come first; they are held back until then.
     """
 
-    def __init__(self, number: int, *, plan: ReadPlan, prefill: Seat, decode: Seat) -> None:
+    def __init__(
+        self, number: int, *, plan: ReadPlan, prefill: Seat, decode: Seat, hit_keys: Sequence[bytes] = ()
+    ) -> None:
         self.number = number
         self.plan = plan
+        self._hit_keys = hit_keys
         self.prefill = prefill
         self.decode = decode
         self.timings = pb.Timings()
@@ -42,6 +46,11 @@ class Attempt:
     def finished(self) -> bool:
         """Whether all tokens of this attempt have been handed on."""
         return self._first_token_is_out and self._decode_has_ended
+
+    @property
+    def reading(self) -> Sequence[bytes]:
+        """Keys of the blocks that either side may still have to read."""
+        return () if self._first_token_is_out else self._hit_keys
 
     @property
     def needs_prefill_node(self) -> bool:

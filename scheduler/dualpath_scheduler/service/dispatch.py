@@ -12,6 +12,7 @@ from dualpath_scheduler.service.fifo import Fifo
 from dualpath_scheduler.service.node import Node, Promise
 from dualpath_scheduler.service.registry import Registry
 from dualpath_scheduler.service.request import Request
+from dualpath_storage.eviction import Eviction
 from dualpath_storage.index import PrefixIndex
 
 
@@ -23,10 +24,11 @@ class Dispatcher:
     which phase 1 has drained the global one. With it off, requests are dealt to all reachable engines in turn.
     """
 
-    def __init__(self, spec: ClusterSpec, registry: Registry, index: PrefixIndex) -> None:
+    def __init__(self, spec: ClusterSpec, registry: Registry, index: PrefixIndex, eviction: Eviction) -> None:
         self._spec = spec
         self._registry = registry
         self._index = index
+        self._eviction = eviction
         self._read_plan = policy.read_plan_for(spec.mode)
         self._requests: dict[str, Request] = {}
         self._for_prefill = Fifo()
@@ -117,21 +119,30 @@ class Dispatcher:
         prefill_node = self._registry.expect(request.prefill.node_id, request.prefill.incarnation)
         decode_node = self._registry.expect(decode.node_id, decode.incarnation)
         plan = self._plan(request, prefill_node, decode_node)
-        attempt = Attempt(request.attempts + 1, plan=plan, prefill=request.prefill, decode=decode)
+        split = plan.prefill_side_blocks
+        hit = request.chain(self._root(request), self._spec.block_tokens)[: split + plan.decode_side_blocks]
+        self._eviction.used(hit, wall_s)
+        attempt = Attempt(request.attempts + 1, plan=plan, prefill=request.prefill, decode=decode, hit_keys=hit)
         request.begin(attempt, wall_s)
         text = self._text(request, attempt)
-        for node, blocks in ((prefill_node, plan.prefill_side_blocks), (decode_node, plan.decode_side_blocks)):
+        for node, share in ((prefill_node, hit[:split]), (decode_node, hit[split:])):
             mine = pb.Assignment()
             mine.CopyFrom(text)
             promise = node.promises[request.id]
             promise.serial = node.outbox.assign(mine)
-            promise.read_tokens = blocks * self._spec.block_tokens
+            promise.read_tokens = node.residents.absent(share) * self._spec.block_tokens
             node.wake()
 
     def _plan(self, request: Request, prefill: Node, decode: Node) -> ReadPlan:
         prefill_state, decode_state = self._snapshots([prefill, decode])
+        hit = request.chain(self._root(request), self._spec.block_tokens)[: self._hit_blocks(request)]
         snapshot = ReadSnapshot(
-            self._hit_blocks(request), prefill_state.read_q_tokens, decode_state.read_q_tokens, self._plans
+            hit_blocks=len(hit),
+            prefill_read_q_tokens=prefill_state.read_q_tokens,
+            decode_read_q_tokens=decode_state.read_q_tokens,
+            ordinal=self._plans,
+            prefill_resident_blocks=prefill.residents.leading(hit),
+            decode_resident_blocks=decode.residents.leading(hit[::-1]),
         )
         self._plans += 1
         return self._read_plan(snapshot)

@@ -35,6 +35,11 @@ class Lifecycle:
     def __len__(self) -> int:
         return len(self._requests)
 
+    def reading(self) -> set[bytes]:
+        """Keys of the blocks that running attempts may still have to read."""
+        attempts = [request.attempt for request in self._requests.values() if request.attempt is not None]
+        return {key for attempt in attempts for key in attempt.reading}
+
     def submit(self, message: pb.GenerateRequest, now: float, wake: Callable[[], None]) -> Request:
         """Queues a checked request. Raises InvalidRequest where its id is that of a running one."""
         self._submitted += 1

@@ -11,6 +11,7 @@ from dualpath_scheduler.service import scheduler_pb2 as pb
 from dualpath_scheduler.service.attempt import Seat
 from dualpath_scheduler.service.fifo import Fifo
 from dualpath_scheduler.service.outbox import Outbox
+from dualpath_scheduler.service.residents import Residents
 
 
 @final
@@ -53,6 +54,7 @@ class Node:
         self.outbox = Outbox(last_serial)
         self.queue = Fifo()
         self.promises: dict[str, Promise] = {}
+        self.residents = Residents()
         self.poll: Poll | None = None
         self.hung_up = False
         self._scheduling = scheduling

@@ -92,11 +92,13 @@ class NodeClient:
         progress: Sequence[pb.Progress] = (),
         published: Sequence[pb.Published] = (),
         lost: Sequence[bytes] = (),
+        residents: tuple[Sequence[bytes], Sequence[bytes]] = ((), ()),
+        full_writes: int = 0,
     ) -> None:
         """Tells what is new; returns when the scheduler has it. Reports arrive in the order of the calls.
 
-        Where the scheduler has forgotten the node, blocks are told to it all the same, attempts no more. Raises
-        SchedulerUnavailable.
+        `residents` are keys that have come into the node's memory, and keys that have left it. Where the scheduler has
+        forgotten the node, blocks are told to it all the same, attempts no more. Raises SchedulerUnavailable.
         """
         async with self._reporting:
             self._reports += 1
@@ -109,6 +111,9 @@ class NodeClient:
                     serial=serial,
                     published=published,
                     lost=lost,
+                    resident_added=residents[0],
+                    resident_dropped=residents[1],
+                    full_writes=full_writes,
                 )
                 if registrations == self._registrations:
                     request.progress.extend(progress)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*dualpath_scheduler/service/scheduler.proto\x12\x12\x64ualpath.scheduler\"-\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\x0c\n\x04seed\x18\x02 \x01(\x04\"\xc6\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\x06tokens\x18\x02 \x03(\rB\x02\x10\x01\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.dualpath.scheduler.Sampling\x12\x17\n\x0bstop_tokens\x18\x05 \x03(\rB\x02\x10\x01\x12\x19\n\rforced_tokens\x18\x06 \x03(\rB\x02\x10\x01\x12\x13\n\x0btenant_salt\x18\x07 \x01(\t\"\x7f\n\x05Token\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x13\n\x0btop_token_1\x18\x03 \x01(\r\x12\x13\n\x0btop_token_2\x18\x04 \x01(\r\x12\x15\n\rtop_logprob_1\x18\x05 \x01(\x02\x12\x15\n\rtop_logprob_2\x18\x06 \x01(\x02\"j\n\rGenerateEvent\x12)\n\x06tokens\x18\x01 \x03(\x0b\x32\x19.dualpath.scheduler.Token\x12.\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1c.dualpath.scheduler.Finished\"\x8b\x01\n\x07Timings\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x01\x12\x10\n\x08\x61ssigned\x18\x02 \x01(\x01\x12\x12\n\nread_start\x18\x03 \x01(\x01\x12\x10\n\x08read_end\x18\x04 \x01(\x01\x12\x15\n\rprefill_start\x18\x05 \x01(\x01\x12\x13\n\x0b\x66irst_token\x18\x06 \x01(\x01\x12\x0b\n\x03\x65nd\x18\x07 \x01(\x01\"\xd5\x02\n\x08\x46inished\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\tcancelled\x18\x02 \x01(\x08\x12,\n\x07timings\x18\x03 \x01(\x0b\x32\x1b.dualpath.scheduler.Timings\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nhit_tokens\x18\x05 \x01(\r\x12#\n\x1bplanned_prefill_side_blocks\x18\x06 \x01(\r\x12\"\n\x1aplanned_decode_side_blocks\x18\x07 \x01(\r\x12\x19\n\x11recomputed_blocks\x18\x08 \x01(\r\x12\x14\n\x0cprefill_node\x18\t \x01(\t\x12\x16\n\x0eprefill_engine\x18\n \x01(\r\x12\x13\n\x0b\x64\x65\x63ode_node\x18\x0b \x01(\t\x12\x15\n\rdecode_engine\x18\x0c \x01(\r\x12\x10\n\x08\x61ttempts\x18\r \x01(\r\"\x11\n\x0f\x44\x65scribeRequest\"\x9e\x01\n\rDescribeReply\x12+\n\x05nodes\x18\x01 \x03(\x0b\x32\x1c.dualpath.scheduler.NodeInfo\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\r\x12\x16\n\x0eindexed_blocks\x18\x04 \x01(\x04\x12\x18\n\x10running_requests\x18\x05 \x01(\r\"z\n\x08Identity\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\x12\x12\n\nweights_id\x18\x02 \x01(\t\x12\x17\n\x0fweights_version\x18\x03 \x01(\x03\x12\x15\n\rlayout_digest\x18\x04 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\"\xa2\x02\n\x08NodeInfo\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12&\n\x04role\x18\x03 \x01(\x0e\x32\x18.dualpath.scheduler.Role\x12\x0f\n\x07\x65ngines\x18\x04 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12.\n\x08identity\x18\x06 \x01(\x0b\x32\x1c.dualpath.scheduler.Identity\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x08 \x01(\r\x12\x14\n\x0ctokens_per_s\x18\t \x01(\x01\x12\x19\n\x11snic_tokens_per_s\x18\n \x01(\x01\x12\x15\n\rdecode_tokens\x18\x0b \x01(\x04\"=\n\x0fRegisterRequest\x12*\n\x04node\x18\x01 \x01(\x0b\x32\x1c.dualpath.scheduler.NodeInfo\" \n\rRegisterReply\x12\x0f\n\x07lease_s\x18\x01 \x01(\x01\"I\n\x11UnregisterRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x11\n\x0fUnregisterReply\"=\n\x0c\x45ngineReport\x12\x0b\n\x03seq\x18\x01 \x01(\r\x12\x0b\n\x03tok\x18\x02 \x01(\x04\x12\x13\n\x0b\x66ree_tokens\x18\x03 \x01(\x04\"e\n\x0bQueueReport\x12\x0c\n\x04seen\x18\x01 \x01(\x04\x12\x15\n\rread_q_tokens\x18\x02 \x01(\x04\x12\x31\n\x07\x65ngines\x18\x03 \x03(\x0b\x32 .dualpath.scheduler.EngineReport\"\x8b\x01\n\x0c\x46\x65tchRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12/\n\x06queues\x18\x03 \x01(\x0b\x32\x1f.dualpath.scheduler.QueueReport\x12\x12\n\nmax_wait_s\x18\x04 \x01(\x01\x12\x10\n\x08received\x18\x05 \x01(\x04\"z\n\nFetchReply\x12\x33\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32\x1e.dualpath.scheduler.Assignment\x12\x37\n\rcancellations\x18\x02 \x03(\x0b\x32 .dualpath.scheduler.Cancellation\"\xdc\x03\n\nAssignment\x12\x0e\n\x06serial\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\x06tokens\x18\x04 \x03(\rB\x02\x10\x01\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.dualpath.scheduler.Sampling\x12\x17\n\x0bstop_tokens\x18\x07 \x03(\rB\x02\x10\x01\x12\x19\n\rforced_tokens\x18\x08 \x03(\rB\x02\x10\x01\x12\x10\n\x08root_key\x18\t \x01(\x0c\x12\x1b\n\x13prefill_side_blocks\x18\n \x01(\r\x12\x1a\n\x12\x64\x65\x63ode_side_blocks\x18\x0b \x01(\r\x12\x14\n\x0cprefill_node\x18\x0c \x01(\t\x12\x17\n\x0fprefill_address\x18\r \x01(\t\x12\x16\n\x0eprefill_engine\x18\x0e \x01(\r\x12\x13\n\x0b\x64\x65\x63ode_node\x18\x0f \x01(\t\x12\x16\n\x0e\x64\x65\x63ode_address\x18\x10 \x01(\t\x12\x15\n\rdecode_engine\x18\x11 \x01(\r\x12\x1b\n\x13prefill_incarnation\x18\x12 \x01(\x04\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x13 \x01(\x04\"S\n\x0c\x43\x61ncellation\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06serial\x18\x04 \x01(\x04\"(\n\tPublished\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\"\xe7\x01\n\x08Progress\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12)\n\x06tokens\x18\x03 \x03(\x0b\x32\x19.dualpath.scheduler.Token\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\r\n\x05\x66\x61tal\x18\x06 \x01(\x08\x12,\n\x07timings\x18\x07 \x01(\x0b\x32\x1b.dualpath.scheduler.Timings\x12\x12\n\nhit_tokens\x18\x08 \x01(\r\x12\x19\n\x11recomputed_blocks\x18\t \x01(\r\"\xe6\x01\n\rReportRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12/\n\x06queues\x18\x03 \x01(\x0b\x32\x1f.dualpath.scheduler.QueueReport\x12.\n\x08progress\x18\x04 \x03(\x0b\x32\x1c.dualpath.scheduler.Progress\x12\x30\n\tpublished\x18\x05 \x03(\x0b\x32\x1d.dualpath.scheduler.Published\x12\x0c\n\x04lost\x18\x06 \x03(\x0c\x12\x0e\n\x06serial\x18\x07 \x01(\x04\"\r\n\x0bReportReply*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32\xfc\x03\n\tScheduler\x12T\n\x08Generate\x12#.dualpath.scheduler.GenerateRequest\x1a!.dualpath.scheduler.GenerateEvent0\x01\x12R\n\x08\x44\x65scribe\x12#.dualpath.scheduler.DescribeRequest\x1a!.dualpath.scheduler.DescribeReply\x12R\n\x08Register\x12#.dualpath.scheduler.RegisterRequest\x1a!.dualpath.scheduler.RegisterReply\x12I\n\x05\x46\x65tch\x12 .dualpath.scheduler.FetchRequest\x1a\x1e.dualpath.scheduler.FetchReply\x12L\n\x06Report\x12!.dualpath.scheduler.ReportRequest\x1a\x1f.dualpath.scheduler.ReportReply\x12X\n\nUnregister\x12%.dualpath.scheduler.UnregisterRequest\x1a#.dualpath.scheduler.UnregisterReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*dualpath_scheduler/service/scheduler.proto\x12\x12\x64ualpath.scheduler\"-\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\x0c\n\x04seed\x18\x02 \x01(\x04\"\xc6\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\x06tokens\x18\x02 \x03(\rB\x02\x10\x01\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.dualpath.scheduler.Sampling\x12\x17\n\x0bstop_tokens\x18\x05 \x03(\rB\x02\x10\x01\x12\x19\n\rforced_tokens\x18\x06 \x03(\rB\x02\x10\x01\x12\x13\n\x0btenant_salt\x18\x07 \x01(\t\"\x7f\n\x05Token\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x13\n\x0btop_token_1\x18\x03 \x01(\r\x12\x13\n\x0btop_token_2\x18\x04 \x01(\r\x12\x15\n\rtop_logprob_1\x18\x05 \x01(\x02\x12\x15\n\rtop_logprob_2\x18\x06 \x01(\x02\"j\n\rGenerateEvent\x12)\n\x06tokens\x18\x01 \x03(\x0b\x32\x19.dualpath.scheduler.Token\x12.\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1c.dualpath.scheduler.Finished\"\x8b\x01\n\x07Timings\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x01\x12\x10\n\x08\x61ssigned\x18\x02 \x01(\x01\x12\x12\n\nread_start\x18\x03 \x01(\x01\x12\x10\n\x08read_end\x18\x04 \x01(\x01\x12\x15\n\rprefill_start\x18\x05 \x01(\x01\x12\x13\n\x0b\x66irst_token\x18\x06 \x01(\x01\x12\x0b\n\x03\x65nd\x18\x07 \x01(\x01\"\xd5\x02\n\x08\x46inished\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\tcancelled\x18\x02 \x01(\x08\x12,\n\x07timings\x18\x03 \x01(\x0b\x32\x1b.dualpath.scheduler.Timings\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nhit_tokens\x18\x05 \x01(\r\x12#\n\x1bplanned_prefill_side_blocks\x18\x06 \x01(\r\x12\"\n\x1aplanned_decode_side_blocks\x18\x07 \x01(\r\x12\x19\n\x11recomputed_blocks\x18\x08 \x01(\r\x12\x14\n\x0cprefill_node\x18\t \x01(\t\x12\x16\n\x0eprefill_engine\x18\n \x01(\r\x12\x13\n\x0b\x64\x65\x63ode_node\x18\x0b \x01(\t\x12\x15\n\rdecode_engine\x18\x0c \x01(\r\x12\x10\n\x08\x61ttempts\x18\r \x01(\r\"\x11\n\x0f\x44\x65scribeRequest\"\xb6\x01\n\rDescribeReply\x12+\n\x05nodes\x18\x01 \x03(\x0b\x32\x1c.dualpath.scheduler.NodeInfo\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\r\x12\x16\n\x0eindexed_blocks\x18\x04 \x01(\x04\x12\x18\n\x10running_requests\x18\x05 \x01(\r\x12\x16\n\x0e\x65victed_blocks\x18\x06 \x01(\x04\"z\n\x08Identity\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\x12\x12\n\nweights_id\x18\x02 \x01(\t\x12\x17\n\x0fweights_version\x18\x03 \x01(\x03\x12\x15\n\rlayout_digest\x18\x04 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\"\xa2\x02\n\x08NodeInfo\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12&\n\x04role\x18\x03 \x01(\x0e\x32\x18.dualpath.scheduler.Role\x12\x0f\n\x07\x65ngines\x18\x04 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12.\n\x08identity\x18\x06 \x01(\x0b\x32\x1c.dualpath.scheduler.Identity\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x08 \x01(\r\x12\x14\n\x0ctokens_per_s\x18\t \x01(\x01\x12\x19\n\x11snic_tokens_per_s\x18\n \x01(\x01\x12\x15\n\rdecode_tokens\x18\x0b \x01(\x04\"=\n\x0fRegisterRequest\x12*\n\x04node\x18\x01 \x01(\x0b\x32\x1c.dualpath.scheduler.NodeInfo\" \n\rRegisterReply\x12\x0f\n\x07lease_s\x18\x01 \x01(\x01\"I\n\x11UnregisterRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x11\n\x0fUnregisterReply\"=\n\x0c\x45ngineReport\x12\x0b\n\x03seq\x18\x01 \x01(\r\x12\x0b\n\x03tok\x18\x02 \x01(\x04\x12\x13\n\x0b\x66ree_tokens\x18\x03 \x01(\x04\"e\n\x0bQueueReport\x12\x0c\n\x04seen\x18\x01 \x01(\x04\x12\x15\n\rread_q_tokens\x18\x02 \x01(\x04\x12\x31\n\x07\x65ngines\x18\x03 \x03(\x0b\x32 .dualpath.scheduler.EngineReport\"\x8b\x01\n\x0c\x46\x65tchRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12/\n\x06queues\x18\x03 \x01(\x0b\x32\x1f.dualpath.scheduler.QueueReport\x12\x12\n\nmax_wait_s\x18\x04 \x01(\x01\x12\x10\n\x08received\x18\x05 \x01(\x04\"z\n\nFetchReply\x12\x33\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32\x1e.dualpath.scheduler.Assignment\x12\x37\n\rcancellations\x18\x02 \x03(\x0b\x32 .dualpath.scheduler.Cancellation\"\xdc\x03\n\nAssignment\x12\x0e\n\x06serial\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\x06tokens\x18\x04 \x03(\rB\x02\x10\x01\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.dualpath.scheduler.Sampling\x12\x17\n\x0bstop_tokens\x18\x07 \x03(\rB\x02\x10\x01\x12\x19\n\rforced_tokens\x18\x08 \x03(\rB\x02\x10\x01\x12\x10\n\x08root_key\x18\t \x01(\x0c\x12\x1b\n\x13prefill_side_blocks\x18\n \x01(\r\x12\x1a\n\x12\x64\x65\x63ode_side_blocks\x18\x0b \x01(\r\x12\x14\n\x0cprefill_node\x18\x0c \x01(\t\x12\x17\n\x0fprefill_address\x18\r \x01(\t\x12\x16\n\x0eprefill_engine\x18\x0e \x01(\r\x12\x13\n\x0b\x64\x65\x63ode_node\x18\x0f \x01(\t\x12\x16\n\x0e\x64\x65\x63ode_address\x18\x10 \x01(\t\x12\x15\n\rdecode_engine\x18\x11 \x01(\r\x12\x1b\n\x13prefill_incarnation\x18\x12 \x01(\x04\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x13 \x01(\x04\"S\n\x0c\x43\x61ncellation\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06serial\x18\x04 \x01(\x04\"(\n\tPublished\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\"\xe7\x01\n\x08Progress\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12)\n\x06tokens\x18\x03 \x03(\x0b\x32\x19.dualpath.scheduler.Token\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\r\n\x05\x66\x61tal\x18\x06 \x01(\x08\x12,\n\x07timings\x18\x07 \x01(\x0b\x32\x1b.dualpath.scheduler.Timings\x12\x12\n\nhit_tokens\x18\x08 \x01(\r\x12\x19\n\x11recomputed_blocks\x18\t \x01(\r\"\xad\x02\n\rReportRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12/\n\x06queues\x18\x03 \x01(\x0b\x32\x1f.dualpath.scheduler.QueueReport\x12.\n\x08progress\x18\x04 \x03(\x0b\x32\x1c.dualpath.scheduler.Progress\x12\x30\n\tpublished\x18\x05 \x03(\x0b\x32\x1d.dualpath.scheduler.Published\x12\x0c\n\x04lost\x18\x06 \x03(\x0c\x12\x0e\n\x06serial\x18\x07 \x01(\x04\x12\x16\n\x0eresident_added\x18\x08 \x03(\x0c\x12\x18\n\x10resident_dropped\x18\t \x03(\x0c\x12\x13\n\x0b\x66ull_writes\x18\n \x01(\r\"\r\n\x0bReportReply*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32\xfc\x03\n\tScheduler\x12T\n\x08Generate\x12#.dualpath.scheduler.GenerateRequest\x1a!.dualpath.scheduler.GenerateEvent0\x01\x12R\n\x08\x44\x65scribe\x12#.dualpath.scheduler.DescribeRequest\x1a!.dualpath.scheduler.DescribeReply\x12R\n\x08Register\x12#.dualpath.scheduler.RegisterRequest\x1a!.dualpath.scheduler.RegisterReply\x12I\n\x05\x46\x65tch\x12 .dualpath.scheduler.FetchRequest\x1a\x1e.dualpath.scheduler.FetchReply\x12L\n\x06Report\x12!.dualpath.scheduler.ReportRequest\x1a\x1f.dualpath.scheduler.ReportReply\x12X\n\nUnregister\x12%.dualpath.scheduler.UnregisterRequest\x1a#.dualpath.scheduler.UnregisterReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,8 +43,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ASSIGNMENT'].fields_by_name['stop_tokens']._serialized_options = b'\020\001'
   _globals['_ASSIGNMENT'].fields_by_name['forced_tokens']._loaded_options = None
   _globals['_ASSIGNMENT'].fields_by_name['forced_tokens']._serialized_options = b'\020\001'
-  _globals['_ROLE']._serialized_start=3345
-  _globals['_ROLE']._serialized_end=3408
+  _globals['_ROLE']._serialized_start=3440
+  _globals['_ROLE']._serialized_end=3503
   _globals['_SAMPLING']._serialized_start=66
   _globals['_SAMPLING']._serialized_end=111
   _globals['_GENERATEREQUEST']._serialized_start=114
@@ -60,39 +60,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREQUEST']._serialized_start=1037
   _globals['_DESCRIBEREQUEST']._serialized_end=1054
   _globals['_DESCRIBEREPLY']._serialized_start=1057
-  _globals['_DESCRIBEREPLY']._serialized_end=1215
-  _globals['_IDENTITY']._serialized_start=1217
-  _globals['_IDENTITY']._serialized_end=1339
-  _globals['_NODEINFO']._serialized_start=1342
-  _globals['_NODEINFO']._serialized_end=1632
-  _globals['_REGISTERREQUEST']._serialized_start=1634
-  _globals['_REGISTERREQUEST']._serialized_end=1695
-  _globals['_REGISTERREPLY']._serialized_start=1697
-  _globals['_REGISTERREPLY']._serialized_end=1729
-  _globals['_UNREGISTERREQUEST']._serialized_start=1731
-  _globals['_UNREGISTERREQUEST']._serialized_end=1804
-  _globals['_UNREGISTERREPLY']._serialized_start=1806
-  _globals['_UNREGISTERREPLY']._serialized_end=1823
-  _globals['_ENGINEREPORT']._serialized_start=1825
-  _globals['_ENGINEREPORT']._serialized_end=1886
-  _globals['_QUEUEREPORT']._serialized_start=1888
-  _globals['_QUEUEREPORT']._serialized_end=1989
-  _globals['_FETCHREQUEST']._serialized_start=1992
-  _globals['_FETCHREQUEST']._serialized_end=2131
-  _globals['_FETCHREPLY']._serialized_start=2133
-  _globals['_FETCHREPLY']._serialized_end=2255
-  _globals['_ASSIGNMENT']._serialized_start=2258
-  _globals['_ASSIGNMENT']._serialized_end=2734
-  _globals['_CANCELLATION']._serialized_start=2736
-  _globals['_CANCELLATION']._serialized_end=2819
-  _globals['_PUBLISHED']._serialized_start=2821
-  _globals['_PUBLISHED']._serialized_end=2861
-  _globals['_PROGRESS']._serialized_start=2864
-  _globals['_PROGRESS']._serialized_end=3095
-  _globals['_REPORTREQUEST']._serialized_start=3098
-  _globals['_REPORTREQUEST']._serialized_end=3328
-  _globals['_REPORTREPLY']._serialized_start=3330
-  _globals['_REPORTREPLY']._serialized_end=3343
-  _globals['_SCHEDULER']._serialized_start=3411
-  _globals['_SCHEDULER']._serialized_end=3919
+  _globals['_DESCRIBEREPLY']._serialized_end=1239
+  _globals['_IDENTITY']._serialized_start=1241
+  _globals['_IDENTITY']._serialized_end=1363
+  _globals['_NODEINFO']._serialized_start=1366
+  _globals['_NODEINFO']._serialized_end=1656
+  _globals['_REGISTERREQUEST']._serialized_start=1658
+  _globals['_REGISTERREQUEST']._serialized_end=1719
+  _globals['_REGISTERREPLY']._serialized_start=1721
+  _globals['_REGISTERREPLY']._serialized_end=1753
+  _globals['_UNREGISTERREQUEST']._serialized_start=1755
+  _globals['_UNREGISTERREQUEST']._serialized_end=1828
+  _globals['_UNREGISTERREPLY']._serialized_start=1830
+  _globals['_UNREGISTERREPLY']._serialized_end=1847
+  _globals['_ENGINEREPORT']._serialized_start=1849
+  _globals['_ENGINEREPORT']._serialized_end=1910
+  _globals['_QUEUEREPORT']._serialized_start=1912
+  _globals['_QUEUEREPORT']._serialized_end=2013
+  _globals['_FETCHREQUEST']._serialized_start=2016
+  _globals['_FETCHREQUEST']._serialized_end=2155
+  _globals['_FETCHREPLY']._serialized_start=2157
+  _globals['_FETCHREPLY']._serialized_end=2279
+  _globals['_ASSIGNMENT']._serialized_start=2282
+  _globals['_ASSIGNMENT']._serialized_end=2758
+  _globals['_CANCELLATION']._serialized_start=2760
+  _globals['_CANCELLATION']._serialized_end=2843
+  _globals['_PUBLISHED']._serialized_start=2845
+  _globals['_PUBLISHED']._serialized_end=2885
+  _globals['_PROGRESS']._serialized_start=2888
+  _globals['_PROGRESS']._serialized_end=3119
+  _globals['_REPORTREQUEST']._serialized_start=3122
+  _globals['_REPORTREQUEST']._serialized_end=3423
+  _globals['_REPORTREPLY']._serialized_start=3425
+  _globals['_REPORTREPLY']._serialized_end=3438
+  _globals['_SCHEDULER']._serialized_start=3506
+  _globals['_SCHEDULER']._serialized_end=4014
 # @@protoc_insertion_point(module_scope)

@@ -119,18 +119,20 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("nodes", "vocab_size", "max_context_tokens", "indexed_blocks", "running_requests")
+    __slots__ = ("nodes", "vocab_size", "max_context_tokens", "indexed_blocks", "running_requests", "evicted_blocks")
     NODES_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     INDEXED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[NodeInfo]
     vocab_size: int
     max_context_tokens: int
     indexed_blocks: int
     running_requests: int
-    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., indexed_blocks: _Optional[int] = ..., running_requests: _Optional[int] = ...) -> None: ...
+    evicted_blocks: int
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., indexed_blocks: _Optional[int] = ..., running_requests: _Optional[int] = ..., evicted_blocks: _Optional[int] = ...) -> None: ...
 
 class Identity(_message.Message):
     __slots__ = ("model_digest", "weights_id", "weights_version", "layout_digest", "block_tokens")
@@ -325,7 +327,7 @@ class Progress(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finished: _Optional[bool] = ..., error: _Optional[str] = ..., fatal: _Optional[bool] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., hit_tokens: _Optional[int] = ..., recomputed_blocks: _Optional[int] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "queues", "progress", "published", "lost", "serial")
+    __slots__ = ("node_id", "incarnation", "queues", "progress", "published", "lost", "serial", "resident_added", "resident_dropped", "full_writes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
@@ -333,6 +335,9 @@ class ReportRequest(_message.Message):
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     SERIAL_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_ADDED_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    FULL_WRITES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     queues: QueueReport
@@ -340,7 +345,10 @@ class ReportRequest(_message.Message):
     published: _containers.RepeatedCompositeFieldContainer[Published]
     lost: _containers.RepeatedScalarFieldContainer[bytes]
     serial: int
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., queues: _Optional[_Union[QueueReport, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., published: _Optional[_Iterable[_Union[Published, _Mapping]]] = ..., lost: _Optional[_Iterable[bytes]] = ..., serial: _Optional[int] = ...) -> None: ...
+    resident_added: _containers.RepeatedScalarFieldContainer[bytes]
+    resident_dropped: _containers.RepeatedScalarFieldContainer[bytes]
+    full_writes: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., queues: _Optional[_Union[QueueReport, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., published: _Optional[_Iterable[_Union[Published, _Mapping]]] = ..., lost: _Optional[_Iterable[bytes]] = ..., serial: _Optional[int] = ..., resident_added: _Optional[_Iterable[bytes]] = ..., resident_dropped: _Optional[_Iterable[bytes]] = ..., full_writes: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
     __slots__ = ()

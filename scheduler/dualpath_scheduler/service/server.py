@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from contextlib import suppress
 from typing import NoReturn, final
 
 import grpc
@@ -13,15 +12,13 @@ from dualpath_scheduler.service import scheduler_pb2 as pb
 from dualpath_scheduler.service import scheduler_pb2_grpc as pb_grpc
 from dualpath_scheduler.service.channel import SERVER_OPTIONS
 from dualpath_scheduler.service.errors import InvalidRequest, RegistrationRefused, UnknownIncarnation
-from dualpath_scheduler.service.kv_layout import layout_of
+from dualpath_scheduler.service.keeper import StoreKeeper
 from dualpath_scheduler.service.node import Poll
 from dualpath_scheduler.service.state import SchedulerState
 from dualpath_storage.index import PrefixIndex
-from dualpath_storage.open import open_store
 
 log = logging.getLogger(__name__)
 
-REBUILD_DEADLINE_S = 120.0
 _CLOSING = "the scheduler shuts down; the request can be submitted again once it is back"
 _GRACE_S = 1.0
 
@@ -37,15 +34,16 @@ class SchedulerServer:
         self._bind = bind
         self._server: grpc.aio.Server | None = None
         self._servicer: _Servicer | None = None
-        self._ticker: asyncio.Task[None] | None = None
+        self._keeper: StoreKeeper | None = None
+        self._loops: list[asyncio.Task[None]] = []
 
     async def start(self) -> str:
         """Rebuilds the index from the cluster's store, listens, and returns the address as `host:port`.
 
         Raises StoreError where the store cannot be opened, and OSError where the port cannot be had.
         """
-        index = PrefixIndex()
-        await _rebuild(index, self._spec)
+        self._keeper = keeper = StoreKeeper(self._spec)
+        index = await keeper.rebuild()
         self._servicer = servicer = _Servicer(self._spec, index)
         self._server = server = grpc.aio.server(options=SERVER_OPTIONS)
         pb_grpc.add_SchedulerServicer_to_server(servicer, server)
@@ -54,40 +52,25 @@ class SchedulerServer:
         except RuntimeError as error:
             raise OSError(f"the scheduler cannot listen on {self._bind}: {error}") from error
         await server.start()
-        self._ticker = asyncio.create_task(servicer.tick_forever(), name="scheduler-tick")
+        self._loops = [
+            asyncio.create_task(servicer.tick_forever(), name="scheduler-tick"),
+            asyncio.create_task(keeper.evict_forever(servicer.state), name="scheduler-evict"),
+        ]
         return f"{self._bind.rpartition(':')[0]}:{port}"
 
     async def close(self) -> None:
         """Ends what is running with UNAVAILABLE, stops listening. Safe to call twice, and before `start`."""
-        ticker, self._ticker = self._ticker, None
-        if ticker is not None:
-            ticker.cancel()
-            with suppress(asyncio.CancelledError):
-                await ticker
+        loops, self._loops = self._loops, []
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
         if self._servicer is not None:
             self._servicer.close()
         server, self._server = self._server, None
         if server is not None:
             await server.stop(_GRACE_S)
-
-
-async def _rebuild(index: PrefixIndex, spec: ClusterSpec) -> None:
-    if not spec.storage.url:
-        return
-    store = open_store(spec.storage.url, layout_of(spec))
-    try:
-        async with asyncio.timeout(REBUILD_DEADLINE_S):
-            blocks = await index.rebuild(store)
-        log.info("%s holds %d blocks", spec.storage.url, blocks)
-    except TimeoutError:
-        log.warning(
-            "%s was not scanned within %g s: its first %d blocks count as stored, the others are computed again",
-            spec.storage.url,
-            REBUILD_DEADLINE_S,
-            len(index),
-        )
-    finally:
-        await store.close()
+        if self._keeper is not None:
+            await self._keeper.close()
 
 
 @final
@@ -96,7 +79,7 @@ class _Servicer(pb_grpc.SchedulerServicer):
 
     def __init__(self, spec: ClusterSpec, index: PrefixIndex) -> None:
         self._lease_s = spec.scheduling.lease_s
-        self._state = SchedulerState(spec, index, now=time.monotonic(), epoch_s=time.time() - time.monotonic())
+        self.state = SchedulerState(spec, index, now=time.monotonic(), epoch_s=time.time() - time.monotonic())
         self._waiting: set[asyncio.Event] = set()
         self._closing = False
 
@@ -105,14 +88,14 @@ class _Servicer(pb_grpc.SchedulerServicer):
         while True:
             await asyncio.sleep(min(0.25, self._lease_s / 8))
             try:
-                self._state.tick(time.monotonic())
+                self.state.tick(time.monotonic())
             except Exception:
                 log.exception("a tick failed")
 
     def close(self) -> None:
         """Ends every call that waits."""
         self._closing = True
-        self._state.close(_CLOSING, time.monotonic())
+        self.state.close(_CLOSING, time.monotonic())
         for event in self._waiting:
             event.set()
 
@@ -120,7 +103,7 @@ class _Servicer(pb_grpc.SchedulerServicer):
         await self._refuse_when_closing(context)
         wake = asyncio.Event()
         try:
-            mine = self._state.submit(request, time.monotonic(), wake.set)
+            mine = self.state.submit(request, time.monotonic(), wake.set)
         except InvalidRequest as error:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
         self._waiting.add(wake)
@@ -133,41 +116,41 @@ class _Servicer(pb_grpc.SchedulerServicer):
                     await context.write(event)
         finally:
             self._waiting.discard(wake)
-            self._state.cancel(mine, "the client has gone away", time.monotonic())
+            self.state.cancel(mine, "the client has gone away", time.monotonic())
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:  # noqa: N802
-        return self._state.describe()
+        return self.state.describe()
 
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterReply:  # noqa: N802
         await self._refuse_when_closing(context)
         try:
-            return self._state.register(request.node, time.monotonic())
+            return self.state.register(request.node, time.monotonic())
         except RegistrationRefused as error:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
 
     async def Unregister(self, request: pb.UnregisterRequest, context: Context) -> pb.UnregisterReply:  # noqa: N802
-        self._state.unregister(request, time.monotonic())
+        self.state.unregister(request, time.monotonic())
         return pb.UnregisterReply()
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> pb.FetchReply:  # noqa: N802
         await self._refuse_when_closing(context)
         wake = asyncio.Event()
         try:
-            poll = self._state.open_poll(request, time.monotonic(), wake.set)
+            poll = self.state.open_poll(request, time.monotonic(), wake.set)
             try:
                 # Short of a lease, so that a leader that only fetches keeps it.
                 await self._until_answered(poll, wake, wait_s=min(request.max_wait_s, self._lease_s / 2))
                 await self._refuse_when_closing(context)
-                return self._state.close_poll(poll)
+                return self.state.close_poll(poll)
             finally:
-                self._state.drop_poll(poll)
+                self.state.drop_poll(poll)
         except UnknownIncarnation as error:
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, error)
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportReply:  # noqa: N802
         await self._refuse_when_closing(context)
         try:
-            self._state.report(request, time.monotonic())
+            self.state.report(request, time.monotonic())
         except UnknownIncarnation as error:
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, error)
         return pb.ReportReply()

@@ -1,18 +1,22 @@
 """The scheduler's state machine: synchronous, without I/O and without a clock of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 from dualpath_configs import ClusterSpec
 from dualpath_scheduler.service import scheduler_pb2 as pb
 from dualpath_scheduler.service.dispatch import Dispatcher
 from dualpath_scheduler.service.errors import UnknownIncarnation
+from dualpath_scheduler.service.kv_layout import layout_of
 from dualpath_scheduler.service.lifecycle import Lifecycle
 from dualpath_scheduler.service.node import Node, Poll
 from dualpath_scheduler.service.registry import Registry
 from dualpath_scheduler.service.request import Request
 from dualpath_scheduler.service.validation import check_request
+from dualpath_storage.block_format import HEADER_BYTES
+from dualpath_storage.eviction import Eviction
 from dualpath_storage.index import PrefixIndex
+from dualpath_storage.store import StoredBlock
 
 
 def _nobody() -> None:
@@ -33,7 +37,15 @@ class SchedulerState:
         self._index = index
         self._epoch_s = epoch_s
         self._registry = Registry(spec, now=now, epoch_s=epoch_s)
-        self._dispatcher = Dispatcher(spec, self._registry, index)
+        self._eviction = Eviction(
+            index,
+            block_bytes=HEADER_BYTES + layout_of(spec).block_bytes,
+            now_s=epoch_s + now,
+            capacity_bytes=spec.storage.capacity_bytes,
+            time_to_live_s=spec.storage.time_to_live_s,
+            doubt_s=spec.storage.write_deadline_s + spec.scheduling.lease_s,
+        )
+        self._dispatcher = Dispatcher(spec, self._registry, index, self._eviction)
         self._lifecycle = Lifecycle(spec.scheduling, self._registry, self._dispatcher, epoch_s=epoch_s)
 
     def register(self, info: pb.NodeInfo, now: float) -> pb.RegisterReply:
@@ -92,14 +104,21 @@ class SchedulerState:
         node = self._registry.expect(message.node_id, message.incarnation)
         node.heard_s = now
         if node.counts(message.serial):
-            self._index.add_many([(published.key, published.parent) for published in message.published])
-            for key in message.lost:
-                self._index.discard(key)
+            self._take_blocks(node, message, now)
             for progress in message.progress:
                 self._lifecycle.progress(node, progress, now)
             if message.HasField("queues"):
                 node.accept_queues(message.queues)
         self._run(now)
+
+    def _take_blocks(self, node: Node, message: pb.ReportRequest, now: float) -> None:
+        for published in message.published:
+            self._eviction.published(published.key, published.parent, self._epoch_s + now)
+        for key in message.lost:
+            self._index.discard(key)
+        if message.full_writes:
+            self._eviction.found_full()
+        node.residents.update(message.resident_added, message.resident_dropped)
 
     def submit(self, message: pb.GenerateRequest, now: float, wake: Callable[[], None] = _nobody) -> Request:
         """Queues a request; its events are taken from what this returns. Raises InvalidRequest."""
@@ -122,6 +141,30 @@ class SchedulerState:
         self._lifecycle.resume_rested(now)
         self._run(now)
 
+    def evict(self, now: float) -> list[StoredBlock]:
+        """Blocks to delete from the store, children first, perhaps none; the index has forgotten them already.
+
+        Nothing that an attempt may still have to read is among them. What became of each is said by `evicted` or
+        `not_evicted`.
+        """
+        return self._eviction.choose(self._epoch_s + now, self._lifecycle.reading)
+
+    def evicted(self, blocks: Sequence[StoredBlock], now: float) -> None:
+        """The store has deleted them."""
+        self._eviction.deleted(blocks, self._epoch_s + now)
+
+    def not_evicted(self, blocks: Sequence[StoredBlock]) -> None:
+        """The store could not delete them."""
+        self._eviction.kept(blocks)
+
+    def doubts(self) -> list[StoredBlock]:
+        """Blocks of which the store must be asked whether it has them; `settle` takes those that it has."""
+        return self._eviction.take_doubts()
+
+    def settle(self, blocks: Sequence[StoredBlock]) -> None:
+        """The store has these of the blocks that were in doubt."""
+        self._eviction.settle(blocks)
+
     def close(self, reason: str, now: float) -> None:
         """Ends all requests."""
         self._lifecycle.close(reason, now)
@@ -136,6 +179,7 @@ class SchedulerState:
             max_context_tokens=limits.max_context_tokens,
             indexed_blocks=len(self._index),
             running_requests=len(self._lifecycle),
+            evicted_blocks=self._eviction.evicted_blocks,
         )
 
     def _bury(self, node: Node, text: str, now: float) -> None:
