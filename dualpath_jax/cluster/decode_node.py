@@ -59,7 +59,7 @@ class DecodeNode(Node):
 
     def new_job(self, assignment: pb.Assignment) -> DecodeJob:
         job = DecodeJob(assignment, assignment.decode_engine, self.spec.block_tokens)
-        job.planned_reads = self.to_be_read(job, slice(assignment.prefill_side_blocks, job.hit_blocks))
+        self.expect_reads(job, slice(assignment.prefill_side_blocks, job.hit_blocks))
         return job
 
     async def close(self) -> None:

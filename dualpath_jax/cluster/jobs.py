@@ -1,6 +1,7 @@
 """What a node knows of one attempt of a request."""
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +29,8 @@ class Job:
     block_tokens: int
     planned_reads: int = 0
     """Blocks that this side is to read and has not asked storage for yet."""
+    memory: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Keeps planned blocks in the node's memory until they are read."""
     task: asyncio.Task[None] | None = None
 
     @property

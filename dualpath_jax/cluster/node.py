@@ -111,6 +111,7 @@ class Node(abc.ABC):
             log.exception("%s: %s failed", self.node_id, job.label)
             self.reporter.progress(job, error=f"{self.node_id}: {type(error).__name__}: {error}")
         finally:
+            job.memory.close()
             self.jobs.remove(job)
 
     def _cancel(self, cancellation: pb.Cancellation) -> None:
@@ -132,9 +133,12 @@ class Node(abc.ABC):
             if job.task is not None:
                 job.task.cancel()
 
-    def to_be_read(self, job: Job, blocks: slice) -> int:
-        """How many of a prompt's blocks are to come from storage rather than from this node's memory."""
-        return sum(not self.services.store.resident(key) for key in job.keys[blocks])
+    def expect_reads(self, job: Job, blocks: slice) -> None:
+        """This side is to read blocks of the prompt: those in memory stay until then, the others count as waiting."""
+        keys = job.keys[blocks]
+        if self.services.tier is not None:
+            job.memory.enter_context(self.services.tier.holding(keys))
+        job.planned_reads = sum(not self.services.store.resident(key) for key in keys)
 
     def in_background(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run something that outlives an attempt; the node waits for it when it stops."""

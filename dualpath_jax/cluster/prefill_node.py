@@ -50,7 +50,7 @@ class PrefillNode(Node):
 
     def new_job(self, assignment: pb.Assignment) -> PrefillJob:
         job = PrefillJob(assignment, assignment.prefill_engine, self.spec.block_tokens)
-        job.planned_reads = self.to_be_read(job, slice(assignment.prefill_side_blocks))
+        self.expect_reads(job, slice(assignment.prefill_side_blocks))
         return job
 
     def _peer(self, assignment: pb.Assignment) -> DecodePeer:

@@ -32,6 +32,7 @@ async def read_blocks(
         results = await services.traffic.read(
             services.store, reads, deadline_s=deadline_s, need=need, hold=reservation.hold
         )
+    job.memory.close()
     end = time.time()
     verified = next((i for i, result in enumerate(results) if not result.ok), len(results))
     if verified == len(results):

@@ -1,8 +1,9 @@
 """A DRAM tier over any block store: blocks that a node wrote or read lately, shared by all of its requests."""
 
 import asyncio
+import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -27,7 +28,7 @@ class _Block:
     tokens: bytes
     data: memoryview
     charged: bool
-    copies: int = 0
+    holds: int = 0
 
 
 @final
@@ -63,8 +64,8 @@ class DramTier(BlockStore):
     all who wait, and is not kept; nor is a layer range, which is read as such where its block is not resident.
 
     A written block can be read at once, while its write is under way; the write's result is `inner`'s, and what it did
-    not take is dropped. Blocks that are being copied out are not evicted; a block that finds no room for that reason is
-    not kept. Beyond its capacity the tier holds the blocks of loads that are under way.
+    not take is dropped. Blocks that are being copied out, or are held, are not evicted; a block that finds no room for
+    that reason is not kept. Beyond its capacity the tier holds the blocks of loads that are under way.
     """
 
     def __init__(self, inner: BlockStore, layout: KVLayout, *, capacity_bytes: int) -> None:
@@ -101,6 +102,18 @@ class DramTier(BlockStore):
     def tell_all_again(self) -> None:
         """Whoever took the changes has forgotten them: all resident keys count as new."""
         self._changes.update(dict.fromkeys(self._blocks, True))
+
+    @contextlib.contextmanager
+    def holding(self, keys: Iterable[bytes]) -> Iterator[None]:
+        """Those of the blocks that are resident now stay, until the `with` block ends, as if they were copied out."""
+        blocks = [self._blocks[key] for key in keys if key in self._blocks]
+        for block in blocks:
+            block.holds += 1
+        try:
+            yield
+        finally:
+            for block in blocks:
+                block.holds -= 1
 
     async def get(self, reads: Sequence[BlockRead], *, deadline_s: float) -> list[BlockResult]:
         deadline_at = asyncio.get_running_loop().time() + deadline_s
@@ -241,18 +254,18 @@ class DramTier(BlockStore):
         return block
 
     async def _copy_out(self, block: _Block, span: slice, into: memoryview) -> BlockResult:
-        block.copies += 1
+        block.holds += 1
         try:
             await _copy(into, block.data[span])
         finally:
-            block.copies -= 1
+            block.holds -= 1
         charged, block.charged = block.charged, True
         return BlockResult(Status.OK, from_memory=charged)
 
     def _keep(self, key: bytes, block: _Block) -> None:
         """Make a block resident, in place of the least recently used ones that are not being copied out."""
         while len(self._blocks) >= self._most_blocks and key not in self._blocks:
-            victim = next((other for other, held in self._blocks.items() if not held.copies), None)
+            victim = next((other for other, held in self._blocks.items() if not held.holds), None)
             if victim is None:
                 return
             self._drop(victim)

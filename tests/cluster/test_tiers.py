@@ -2,13 +2,14 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from dualpath_configs import MODES
 from dualpath_jax.cluster.services import node_services
 from dualpath_jax.engine.build import build_engine
 from dualpath_scheduler.service import SchedulerServer
-from dualpath_storage import StoreError
+from dualpath_storage import BlockWrite, StoreError
 from tests.cluster.harness import Cluster, running, small_spec
 from tests.cluster.oracle import expected_tokens, random_prompt
 from tests.cluster.test_faults import FAULTS, conversation
@@ -29,6 +30,8 @@ async def _end(cluster: Cluster) -> None:
     await cluster.quiet()
     stats = [node.services.arena.stats for node in cluster.nodes.values()]
     assert [(s.reserved, s.quarantined) for s in stats] == [(0, 0)] * len(stats)
+    tiers = [node.services.tier for node in cluster.nodes.values()]
+    assert not any(block.holds for tier in tiers for block in tier._blocks.values())
 
 
 async def test_the_second_reader_of_a_block_reads_nothing_from_storage(tmp_path):
@@ -100,6 +103,27 @@ async def test_tiers_of_any_size_agree_in_every_mode(tmp_path, mode, blocks):
         await asyncio.gather(*(conversation(cluster, seed) for seed in range(4)))
         await _end(cluster)
         assert all(len(node.services.tier) <= blocks for node in cluster.nodes.values())
+
+
+async def test_blocks_that_a_plan_counts_on_stay_in_memory_until_they_are_read(tmp_path):
+    spec = small_spec(tmp_path, storage__dram_bytes=12 * 3 * 8 * 10 * 4, **ONE_PATH)
+    prompt, random = random_prompt(100), np.random.default_rng(0)
+    async with running(spec) as cluster:
+        for _ in range(2):
+            await cluster.generate(prompt, 1)
+            await cluster.quiet()
+        assert _read(cluster, "prefill-0") == (12, 0)
+        node = cluster.nodes["prefill-0"]
+        size = node.services.engine.layout.block_bytes
+        with await node.services.arena.reserve(node.services.arena.blocks, deadline_s=1):
+            waiting = asyncio.create_task(cluster.generate(prompt, 1))
+            while not len(node.jobs):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            others = [BlockWrite(random.bytes(32), bytes(32), b"", memoryview(bytes(size))) for _ in range(20)]
+            await node.services.store.put(others, deadline_s=10)
+        await waiting
+        assert _read(cluster, "prefill-0") == (12, 12)
+        await _end(cluster)
 
 
 async def test_a_damaged_block_hurts_nobody_who_has_it_in_memory(tmp_path):

@@ -319,6 +319,16 @@ async def test_blocks_that_are_copied_out_are_not_evicted(
     await writing
 
 
+async def test_blocks_that_are_held_are_not_evicted(four: DramTier) -> None:
+    blocks = chain(12)
+    await put_all(four, blocks[:4])
+    with four.holding(block.key for block in blocks[:6]):
+        await put_all(four, blocks[4:8])
+        assert [four.resident(block.key) for block in blocks[:8]] == [True] * 4 + [False] * 4
+    await put_all(four, blocks[8:])
+    assert [four.resident(block.key) for block in blocks] == [False] * 8 + [True] * 4
+
+
 async def test_a_write_can_be_read_at_once_and_its_result_is_the_stores(four: DramTier, slow: Slow) -> None:
     (block,) = chain(1)
     slow.go.clear()
