@@ -30,6 +30,9 @@ class Job:
     """Blocks that this side is to read and has not asked storage for yet."""
     task: asyncio.Task[None] | None = None
 
+    def end(self) -> None:
+        """Nobody waits for this attempt any more."""
+
     @property
     def key(self) -> JobKey:
         return (self.assignment.request_id, self.assignment.attempt)
