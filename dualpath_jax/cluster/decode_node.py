@@ -78,7 +78,6 @@ class DecodeNode(Node):
             await job.finished
             self.reporter.progress(job, finished=True)
         finally:
-            job.end()
             self._forget(job)
 
     async def _receive(self, job: DecodeJob, reservation: Reservation) -> int:

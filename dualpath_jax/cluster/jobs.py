@@ -33,6 +33,9 @@ class Job:
     """Keeps planned blocks in the node's memory until they are read."""
     task: asyncio.Task[None] | None = None
 
+    def end(self) -> None:
+        """Nobody waits for this attempt any more."""
+
     @property
     def key(self) -> JobKey:
         return (self.assignment.request_id, self.assignment.attempt)

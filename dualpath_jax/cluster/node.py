@@ -100,6 +100,8 @@ class Node(abc.ABC):
         job = self.new_job(assignment)
         self.jobs.add(job)
         job.task = asyncio.create_task(self._guard(job), name=job.label)
+        # Not in the task: one that is cancelled before its first step runs nothing at all.
+        job.task.add_done_callback(lambda _: self._ended(job))
 
     async def _guard(self, job: Job) -> None:
         try:
@@ -110,9 +112,11 @@ class Node(abc.ABC):
         except Exception as error:
             log.exception("%s: %s failed", self.node_id, job.label)
             self.reporter.progress(job, error=f"{self.node_id}: {type(error).__name__}: {error}")
-        finally:
-            job.memory.close()
-            self.jobs.remove(job)
+
+    def _ended(self, job: Job) -> None:
+        job.memory.close()
+        self.jobs.remove(job)
+        job.end()
 
     def _cancel(self, cancellation: pb.Cancellation) -> None:
         for job in self.jobs:

@@ -145,3 +145,12 @@ async def test_a_wrong_request_is_an_error_to_its_caller_alone(tmp_path):
         with pytest.raises(InvalidRequest, match="256"):
             await cluster.generate([1, 2], 255)
         assert (await good).tokens == expected_tokens(spec, random_prompt(60), 30)
+
+
+async def test_an_attempt_that_is_cancelled_before_it_began_is_forgotten(tmp_path):
+    async with running(small_spec(tmp_path)) as cluster:
+        for node in cluster.nodes.values():
+            node._accept(pb.Assignment(serial=1, request_id="x", attempt=1, tokens=[1, 2], max_tokens=2))
+            node._cancel(pb.Cancellation(serial=2, request_id="x", attempt=1))
+        await asyncio.sleep(0.05)
+        assert [len(node.jobs) for node in cluster.nodes.values()] == [0, 0]
