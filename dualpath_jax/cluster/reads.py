@@ -1,5 +1,6 @@
 """Reading a run of a prompt's blocks from storage, for either side."""
 
+import asyncio
 import time
 
 from dualpath_jax.cluster.jobs import Job, JobError, ReadOutcome
@@ -41,7 +42,9 @@ async def read_blocks(
     reporter.lost(key)
     if failure.status is Status.CORRUPT:
         await services.store.delete([key])
-    busy = [result.quiet for result in results if result.quiet is not None and not result.quiet.done()]
+    busy = {result.quiet for result in results if result.quiet is not None and not result.quiet.done()}
+    if busy:  # a read that ends a little late costs less than another attempt of the request
+        _, busy = await asyncio.wait(busy, timeout=deadline_s / 2)
     if busy:
         raise JobError(
             f"{job.label}: block {first + verified} {failure.status.value} after {deadline_s} s ({failure.detail}) and "
