@@ -38,6 +38,9 @@ class Handover(Generic[T]):
     Blocks that come in one turn of the event loop go together, up to `most`, and so do those that come while `at_once`
     batches are under way: where storage keeps up there is little to gather, and where it does not, its cost per
     operation is shared. The first block of all goes alone, so that it is there as soon as it would be by itself.
+
+    A block that hangs holds up the results of its batch: a batch of several has `share` of the time that there is, so
+    that the others can still be used.
     """
 
     def __init__(
@@ -47,11 +50,13 @@ class Handover(Generic[T]):
         *,
         most: int,
         at_once: float = math.inf,
+        share: float = 1.0,
     ) -> None:
         self._operate = operate
         self._left = left
         self._most = max(1, most)
         self._at_once = at_once
+        self._share = share
         self._running = 0
         self._next_most = 1
         self._begins = False
@@ -79,7 +84,8 @@ class Handover(Generic[T]):
         self._begins = False
         while self._running < self._at_once and (blocks := self._next_blocks()):
             until_s = min(block.until_s for block in blocks)
-            deadline_s = max(round(until_s - loop.time(), 3), MIN_DEADLINE_S)
+            share = self._share if len(blocks) > 1 else 1.0
+            deadline_s = max(round(share * (until_s - loop.time()), 3), MIN_DEADLINE_S)
             task = loop.create_task(self._operate([block.item for block in blocks], deadline_s))
             timer = loop.call_later(deadline_s + GRACE_S, self._give_up, task, blocks, deadline_s)
             task.add_done_callback(partial(self._finish, blocks, timer))

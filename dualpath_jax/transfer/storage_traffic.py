@@ -31,6 +31,9 @@ WRITE_WINDOW_BYTES = 8 * 1024 * 1024
 READ_BATCHES = 4
 """Batches that the read-ahead is cut into: the card goes on with one while storage reads the next."""
 
+READ_SHARE = 0.75
+"""Of a block's time, what a batch of reads may take; the rest is for the card."""
+
 WRITE_BATCHES = 2
 """Batches of writes under way at once: one gathers the blocks that come while the others are being made durable."""
 
@@ -125,7 +128,7 @@ class StorageTraffic:
         run.need = (run.need, next(self._calls))
         most = self._ahead.limit_bytes // (READ_BATCHES * self._layout.block_bytes)
         gets = {
-            False: Handover(_get(run.store), self._left, most=most),
+            False: Handover(_get(run.store), self._left, most=most, share=READ_SHARE),
             True: Handover(_get(run.store), self._left, most=1),
         }
         self._reads.add(run)

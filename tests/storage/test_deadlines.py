@@ -103,6 +103,27 @@ async def test_a_write_that_hangs_leaves_nothing(store: PosixStore, held_writes:
     assert await statuses(store, blocks) == ["missing"] * 3
 
 
+async def test_a_write_that_hangs_does_not_take_the_others_down(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = threading.Event()
+    writev = os.writev
+    calls = iter(range(100))
+
+    def hang_once(*arguments: object) -> int:
+        assert next(calls) != 2 or event.wait(30)
+        return writev(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "writev", hang_once)
+    blocks = chain(6)
+    results = await store.put([block.write() for block in blocks], deadline_s=2)
+    event.set()
+    assert sorted(result.status.value for result in results) == ["ok"] * 5 + ["timed_out"]
+    await asyncio.gather(*(result.quiet for result in results if result.quiet))
+    stored = ["ok" if result.ok else "missing" for result in results]
+    assert await statuses(store, blocks) == stored
+
+
 async def test_a_commit_that_hangs_times_out(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
     event = threading.Event()
     rename = os.rename

@@ -81,6 +81,16 @@ async def test_the_read_ahead_is_bounded():
     assert manager._storage._ahead.in_flight_bytes == 0
 
 
+@virtual_time
+async def test_a_block_that_hangs_until_its_deadline_does_not_take_its_batch_down():
+    """The others of the batch are only known then, and have time left to pass the card."""
+    manager, store = make_manager(snic_bytes_per_s=50e6, burst_bytes=1), store_of(6)
+    store.script[key(3)] = "hangs"
+    _, results = await read(manager, store, range(6), deadline_s=1.0)
+    assert [result.status for result in results[:4]] == [*[Status.OK] * 3, Status.TIMED_OUT]
+    assert {result.detail for result in results[4:]} == {"not read"}
+
+
 @pytest.mark.parametrize("status", [Status.MISSING, Status.CORRUPT, Status.TIMED_OUT, Status.FAILED])
 @virtual_time
 async def test_the_first_block_that_is_not_ok_ends_the_call_and_costs_the_card_nothing(status):
@@ -117,7 +127,7 @@ async def test_a_store_that_ignores_its_deadline_times_out_and_its_buffer_rests(
     _, results = await read(manager, store, range(4), deadline_s=0.1, hold=held.append)
     # The first block is a batch of its own. The buffers of the whole second batch must rest.
     assert [result.status for result in results] == [Status.OK, Status.TIMED_OUT, Status.MISSING, Status.MISSING]
-    assert "0.1 s" in results[1].detail
+    assert "0.075 s" in results[1].detail
     assert held == [result.quiet for result in results[1:]]
     assert not held[0].done()
     store.stuck.set()

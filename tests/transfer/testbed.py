@@ -133,14 +133,14 @@ class ScriptedStore:
         self.deadlines.append(deadline_s)
         self.running_batches += 1
         self.most_batches = max(self.most_batches, self.running_batches)
-        results = await asyncio.gather(*(self._one(key, act) for key, act in acts), return_exceptions=True)
+        results = await asyncio.gather(*(self._one(key, act, deadline_s) for key, act in acts), return_exceptions=True)
         self.running_batches -= 1
         for result in results:
             if isinstance(result, Exception):
                 raise result
         return results
 
-    async def _one(self, key, act):
+    async def _one(self, key, act, deadline_s):
         self.order.append(key)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -148,6 +148,9 @@ class ScriptedStore:
             await asyncio.sleep(self.delay_s)
             if self.script.get(key) == "stuck":
                 await self.stuck.wait()
+            if self.script.get(key) == "hangs":
+                await asyncio.sleep(deadline_s)
+                return BlockResult(Status.TIMED_OUT, "as told")
             if isinstance(self.script.get(key), BlockResult | Exception):
                 answer = self.script[key]
                 if isinstance(answer, Exception):
