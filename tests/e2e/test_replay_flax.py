@@ -17,6 +17,7 @@ def test_a_replay_on_the_model_agrees_with_the_reference_and_goes_on_from_storag
     trace = write_trace(tmp_path / "trace.jsonl", sessions=3, turns=4, append=12, generate=4)
     flags = [
         *_overrides(),
+        "--check_requests=12",
         f"--trace={trace}",
         f"--set=storage.url=file://{tmp_path / 'kv'}",
         f"--compilation_cache={tmp_path / 'programs'}",
