@@ -14,7 +14,6 @@ from dualpath_storage.medium import Medium, Staged
 from dualpath_storage.mooncake_url import MooncakeLocation
 
 _LIST_DEADLINE_S = 20.0
-_CLOSE_DEADLINE_S = 5.0
 _KEYS_PER_CHUNK = 4096
 
 _NO_ROOM, _OUT_OF_RANGE = -200, -600
@@ -116,7 +115,11 @@ class MooncakeMedium(Medium):
 
     def keys(self) -> Iterator[list[bytes]]:
         """From the master's HTTP address, which gives all there are at once; clients have no list."""
-        names = map(self._name.fullmatch, self._list().splitlines())
+        try:
+            listed = ask_master(self._location, "/get_all_keys", timeout_s=_LIST_DEADLINE_S)
+        except OSError as error:
+            raise OSError(errno.EIO, f"the master does not list its keys: {error}") from None
+        names = map(self._name.fullmatch, listed.splitlines())
         keys = [bytes.fromhex(match[1]) for match in names if match]
         for start in range(0, len(keys), _KEYS_PER_CHUNK):
             yield keys[start : start + _KEYS_PER_CHUNK]
@@ -128,9 +131,7 @@ class MooncakeMedium(Medium):
             closes = not self._closed and not self._running
             self._closed = True
         if closes:
-            thread = threading.Thread(target=self._client.close, daemon=True)
-            thread.start()
-            thread.join(_CLOSE_DEADLINE_S)  # about a second, unless the master hangs
+            self._client.close()
 
     @contextlib.contextmanager
     def _call(self) -> Iterator[Any]:
@@ -173,29 +174,27 @@ class MooncakeMedium(Medium):
             mine = self._own.scratch = _Scratch(client, max(size_bytes, self._block_bytes + 1))
         return mine
 
-    def _list(self) -> str:
-        host, port = self._location.admin
-        connection = http.client.HTTPConnection(host, port, timeout=_LIST_DEADLINE_S)
-        try:
-            connection.request("GET", "/get_all_keys")
-            response = connection.getresponse()
-            text = response.read().decode()
-        except (OSError, http.client.HTTPException) as error:
-            raise OSError(
-                errno.EIO,
-                f"the master's HTTP address {host}:{port} does not list its keys ({error}): give its --metrics_port as "
-                "admin=host:port in the URL",
-            ) from None
-        finally:
-            connection.close()
-        if response.status != http.HTTPStatus.OK:
-            raise OSError(
-                errno.EIO, f"the master at {host}:{port} does not list its keys: HTTP status {response.status}"
-            )
-        return text
-
     def _named(self, key: bytes) -> str:
         return f"{self._location.prefix}{key.hex()}.kv"
+
+
+def ask_master(location: MooncakeLocation, path: str, *, timeout_s: float) -> str:
+    """What the master says over HTTP. Raises OSError, its text one line with the address."""
+    host, port = location.admin
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        text = response.read().decode()
+    except (OSError, http.client.HTTPException) as error:
+        raise OSError(
+            f"{host}:{port}{path}: {getattr(error, 'strerror', None) or error or type(error).__name__}"
+        ) from None
+    finally:
+        connection.close()
+    if response.status != http.HTTPStatus.OK:
+        raise OSError(f"{host}:{port}{path}: HTTP status {response.status}")
+    return text
 
 
 def _checked(code: int, key: bytes) -> int:

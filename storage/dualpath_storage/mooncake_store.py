@@ -1,18 +1,16 @@
 """Blocks in a Mooncake Store (FAST '25): the pooled memory of a cluster's nodes."""
 
 import socket
-import threading
 from typing import Any, final
 
 from dualpath_storage.block_format import HEADER_BYTES
 from dualpath_storage.layout import KVLayout
 from dualpath_storage.medium_store import MediumStore
-from dualpath_storage.mooncake_medium import MooncakeMedium
-from dualpath_storage.mooncake_url import MooncakeLocation, parse_mooncake_url
+from dualpath_storage.mooncake_medium import MooncakeMedium, ask_master
+from dualpath_storage.mooncake_url import Address, MooncakeLocation, parse_mooncake_url
 from dualpath_storage.store import StoreError
 
 _CONNECT_DEADLINE_S = 5.0
-_SETUP_DEADLINE_S = 20.0
 
 
 @final
@@ -54,20 +52,12 @@ def _connected(location: MooncakeLocation) -> tuple[Any, Any]:
         ) from None
     replicated = ReplicateConfig()
     replicated.replica_num = location.replicas
-    client, answers = MooncakeDistributedStore(), list[int]()
-    arguments = (_own_address(location), location.metadata, location.segment_bytes, 0, "tcp", "", _master(location))
-    # A thread of its own: a master that accepts and does not answer is tried again for a minute and a half.
-    thread = threading.Thread(target=lambda: answers.append(client.setup(*arguments)), daemon=True)
-    thread.start()
-    thread.join(_SETUP_DEADLINE_S)
-    if not answers:
+    host = _own_address(location)
+    client = MooncakeDistributedStore()
+    code = client.setup(host, location.metadata, location.segment_bytes, 0, "tcp", "", _text(location.master))
+    if code:
         raise StoreError(
-            f"store URL {location.url!r}: the Mooncake master does not answer within {_SETUP_DEADLINE_S:g} s: "
-            "check the address, and that the master runs"
-        )
-    if answers[0]:
-        raise StoreError(
-            f"store URL {location.url!r}: Mooncake refuses (error {answers[0]}): check that it is a mooncake_master's "
+            f"store URL {location.url!r}: Mooncake refuses (error {code}): check that it is a mooncake_master's "
             f"address, that the metadata server {location.metadata} runs, and that there are {location.segment_bytes} "
             "bytes of memory to lend; its log says more"
         )
@@ -75,17 +65,28 @@ def _connected(location: MooncakeLocation) -> tuple[Any, Any]:
 
 
 def _own_address(location: MooncakeLocation) -> str:
-    """Of this host, as the master's network sees it. Says so at once where there is no master."""
+    """Of this host, as the master's network sees it.
+
+    Sees to it that the master answers, for `setup` tries a minute and a half, in which it holds the interpreter lock.
+    """
     try:
         with socket.create_connection(location.master, timeout=_CONNECT_DEADLINE_S) as connection:
-            return str(connection.getsockname()[0])
+            host = str(connection.getsockname()[0])
     except OSError as error:
         raise StoreError(
-            f"store URL {location.url!r}: no Mooncake master at {_master(location)} ({error.strerror or error}): check "
-            "the address, and start one with mooncake_master --rpc_port=PORT"
+            f"store URL {location.url!r}: no Mooncake master at {_text(location.master)} ({error.strerror or error}): "
+            "check the address, and start one with mooncake_master --rpc_port=PORT"
         ) from None
+    try:
+        ask_master(location, "/health", timeout_s=_CONNECT_DEADLINE_S)
+    except OSError as error:
+        raise StoreError(
+            f"store URL {location.url!r}: the Mooncake master does not answer ({error}): check that it runs, and that "
+            "admin=host:port is its --metrics_port"
+        ) from None
+    return host
 
 
-def _master(location: MooncakeLocation) -> str:
-    host, port = location.master
+def _text(address: Address) -> str:
+    host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
