@@ -1,9 +1,9 @@
 """Verified reads through `MooncakeStore`, against Mooncake's own `get` of the same blocks.
 
-A master and a node that lends memory run in processes of their own, and blocks come over TCP on 127.0.0.1, so that they
-share the processors with what is measured. Bare reads are made by as many threads as the store has; nothing is checked, and
-what was read stays where Mooncake put it. Prints medians over interleaved rounds, the processor seconds of this process
-a GB, and the ratio of the rates: only the ratio means anything on a shared machine.
+A master and a node that lends memory run in processes of their own, and blocks come over TCP on 127.0.0.1, so they
+share the processors with what is measured. Bare reads are made by as many threads as the store has; nothing is checked,
+and what was read stays where Mooncake put it. Prints medians over interleaved rounds, the processor seconds of this
+process a GB, and the ratio of the rates: only the ratio means anything on a shared machine.
 """
 
 import asyncio
