@@ -3,6 +3,7 @@
 import os
 
 from tests.gcs import gcs
+from tests.mooncake import mooncake, mooncake_local, shared_mooncake
 from tests.seaweedfs import s3_credentials, seaweedfs, shared_seaweedfs
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -10,4 +11,12 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 
-__all__ = ["gcs", "s3_credentials", "seaweedfs", "shared_seaweedfs"]  # fixtures for every folder
+__all__ = [  # fixtures for every folder
+    "gcs",
+    "mooncake",
+    "mooncake_local",
+    "s3_credentials",
+    "seaweedfs",
+    "shared_mooncake",
+    "shared_seaweedfs",
+]

@@ -15,7 +15,7 @@ from pydantic import (
 from dualpath_configs.base import Spec
 from dualpath_configs.model import ModelSpec
 
-_STORE_URLS = ("file:///", "s3://", "gcs://", "tensorstore+file:///", "tensorstore+memory://")
+_STORE_URLS = ("file:///", "s3://", "gcs://", "tensorstore+file:///", "tensorstore+memory://", "mooncake://")
 """How the URL of a store begins; what follows must not be empty."""
 
 _Check = tuple[bool, str, object, str]
@@ -68,7 +68,8 @@ class StorageSpec(Spec):
     url: str = Field(
         default="",
         description="`file:///folder`, `s3://bucket/prefix?endpoint=http://host:port&region=NAME`, "
-        "`gcs://bucket/prefix` or `memory://`; through TensorStore as the clouds also `tensorstore+file:///folder` and "
+        "`gcs://bucket/prefix`, `mooncake://host:port/prefix?segment_bytes=BYTES&admin=host:port` or `memory://`; "
+        "through TensorStore as the clouds also `tensorstore+file:///folder` and "
         "`tensorstore+memory://name`; for tests with `faulty+` before it and rates of faults after it; empty: a "
         "temporary folder of the cluster.",
     )
@@ -92,7 +93,8 @@ class StorageSpec(Spec):
         known = plain.startswith("memory://") or (plain.startswith(_STORE_URLS) and plain not in _STORE_URLS)
         if url and not known:
             raise ValueError(
-                "expected file:///folder, s3://bucket/prefix, gcs://bucket/prefix, memory:// or an empty string"
+                "expected file:///folder, s3://bucket/prefix, gcs://bucket/prefix, mooncake://host:port/prefix, "
+                "memory:// or an empty string"
             )
         return url
 

@@ -100,9 +100,9 @@ def test_a_name_replaces_switches_and_switches_replace_a_name(tmp_path: Path) ->
         ("mode = 'fast'", "mode = 'fast': expected one of basic, dualpath, oracle, or a table of switches"),
         ("[mode]\nlayerwise = 1", "mode.layerwise = 1: expected true or false"),
         ("[storage]\nurl = 'ftp://x'", "storage.url = 'ftp://x': expected file:///folder, s3://bucket/prefix, "
-         "gcs://bucket/prefix, memory:// or an empty string"),
+         "gcs://bucket/prefix, mooncake://host:port/prefix, memory:// or an empty string"),
         ("[storage]\nurl = 's3://'", "storage.url = 's3://': expected file:///folder, s3://bucket/prefix, "
-         "gcs://bucket/prefix, memory:// or an empty string"),
+         "gcs://bucket/prefix, mooncake://host:port/prefix, memory:// or an empty string"),
         ("[model]\nn_group = 3", "model.n_group = 3: expected a divisor of n_routed_experts (8)"),
         ("[model]\nn_group = 8", "model.n_group = 8: expected at least two of n_routed_experts (8) in each group"),
         ("max_context_tokens = 9000", "max_context_tokens = 9000: expected at most model.max_position_embeddings "

@@ -6,6 +6,7 @@ import pytest
 
 from dualpath_storage import Faults, FaultyStore, KVLayout, MemoryStore, PosixStore, StoreError
 from dualpath_storage.medium_store import MediumStore
+from dualpath_storage.mooncake_store import MooncakeStore
 from dualpath_storage.object_store import ObjectStore
 from tests.gcs import FakeGCS
 from tests.seaweedfs import SeaweedFS
@@ -23,16 +24,20 @@ def object_url(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     return f"{kind}://{folder / 'objects' if kind == 'tensorstore+file' else secrets.token_hex(4)}"
 
 
-@pytest.fixture(params=["posix", "direct", "memory", "faulty", *OBJECT_KINDS])
+@pytest.fixture(params=["posix", "direct", "memory", "faulty", "mooncake", *OBJECT_KINDS])
 async def open_again(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[OpenAgain]:
     """Opens the same store, as often as asked and for any layout; closes them all."""
     name = secrets.token_hex(4)
     opened: list[MediumStore] = []
     url = object_url(request.param, request, tmp_path) if request.param in OBJECT_KINDS else ""
+    if request.param == "mooncake":
+        url = request.getfixturevalue("mooncake").url()
 
     def open_one(layout: KVLayout = LAYOUT) -> MediumStore:
         store: MediumStore
-        if url:
+        if request.param == "mooncake":
+            store = MooncakeStore(url, layout)
+        elif url:
             store = ObjectStore(url, layout)
         elif request.param == "memory":
             store = MemoryStore(layout, name=name)
