@@ -35,7 +35,7 @@ FAKE = "--set=engine.kind=fake"
         (["--role=decode", STORE, "--scheduler=h", "--node_id=a"], ["--scheduler=h: expected host:port"]),
         (["--role=scheduler", STORE, "--set=engines_per_node"], ["--set=engines_per_node: expected key=value"]),
         (["--role=scheduler", "--config=a.json", "--set=a=1"], ["--set=a=1", "a.json is whole already"]),
-        (["--role=scheduler", "--set=storage.url=s3://bucket"], ["storage.url = 's3://bucket'", "file:///folder"]),
+        (["--role=scheduler", "--set=storage.url=ftp://bucket"], ["storage.url = 'ftp://bucket'", "file:///folder"]),
         (["--role=scheduler", "--set=storage.url=file:///proc/no"], ["store folder /proc/no", "can be written to"]),
         (["--role=prefill", STORE, "--scheduler=h:1", "--node_id=a", "--platform=abacus"], ["platform 'abacus'"]),
     ],
