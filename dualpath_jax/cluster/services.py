@@ -8,16 +8,14 @@ import grpc
 
 from dualpath_configs import ClusterSpec, StorageSpec
 from dualpath_jax.cluster.device import DeviceThread
+from dualpath_jax.cluster.peers import CHANNEL_OPTIONS
 from dualpath_jax.engine.base import EngineGroup
 from dualpath_jax.engine.host_buffers import HostArena
 from dualpath_jax.transfer import GrpcTransport, Lane, TrafficManager
 from dualpath_storage import BlockStore, DramTier, KVLayout, StoreError, open_store
 
-SERVER_OPTIONS = (
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
-    ("grpc.so_reuseport", 0),
-)
+# Without so_reuseport=0 a second process could take the same port and a share of the connections.
+SERVER_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0))
 
 
 @dataclass(frozen=True)
