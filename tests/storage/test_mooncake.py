@@ -1,5 +1,5 @@
-"""What a Mooncake store has beyond the contract of every store: parts of blocks, its cluster, replicas, nodes and masters
-that die or hang."""
+"""What a Mooncake store has beyond the contract of every store: parts of blocks, its cluster, replicas, nodes and
+masters that die or hang."""
 
 import asyncio
 import socket
