@@ -6,9 +6,14 @@ import signal
 import socket
 import struct
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
+
+_DEADLINE_S = 20
 _TCP_INFO_BYTES, _BYTES_RECEIVED_AT = 256, 128
 _WRAPPER = '"$@" & read -r _; kill -9 $!; rm -rf "$0"'
 """Removes the server and its folder once its own input ends, which it does however the process that holds the other end
@@ -38,12 +43,27 @@ def kill(server: subprocess.Popen[bytes]) -> None:
 @contextlib.contextmanager
 def stopped(server: subprocess.Popen[bytes]) -> Iterator[None]:
     """It accepts and does not answer."""
-    os.killpg(server.pid, signal.SIGSTOP)
-    os.kill(server.pid, signal.SIGCONT)  # the shell goes on waiting for its input to end
+    process = _until(lambda: Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text())
+    os.kill(int(process), signal.SIGSTOP)
     try:
+        _until(lambda: _is_stopped(process.strip()))  # its threads stop one after the other
         yield
     finally:
-        os.killpg(server.pid, signal.SIGCONT)
+        os.kill(int(process), signal.SIGCONT)
+
+
+def _until(found: Callable[[], T]) -> T:
+    """The first answer that counts as true."""
+    give_up_at = time.monotonic() + _DEADLINE_S
+    while not (answer := found()):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.001)
+    return answer
+
+
+def _is_stopped(process: str) -> bool:
+    states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{process}/task").glob("*/stat")]
+    return set(states) == {"T"}
 
 
 def free_ports(count: int) -> list[int]:

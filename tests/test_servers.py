@@ -38,11 +38,15 @@ def test_a_server_ends_with_its_starter_and_leaves_no_folder(way: signal.Signals
     folder, seconds = tmp_path / "server", f"61.{way.value:03}{time.monotonic_ns() % 10**9}"
     folder.mkdir()
     with subprocess.Popen([sys.executable, "-c", STARTER, folder, seconds], stdout=subprocess.PIPE) as starter:
-        assert starter.stdout is not None
-        assert starter.stdout.readline() == b"ready\n"
-        assert running(seconds)
-        starter.send_signal(way)
-    give_up_at = time.monotonic() + 10
+        try:
+            assert starter.stdout is not None
+            assert starter.stdout.readline() == b"ready\n"
+            assert running(seconds)
+            starter.send_signal(way)
+            starter.wait(10)
+        finally:
+            starter.kill()
+    give_up_at = time.monotonic() + 20
     while running(seconds) or folder.exists():
         assert time.monotonic() < give_up_at
         time.sleep(0.02)

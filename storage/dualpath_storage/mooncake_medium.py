@@ -87,8 +87,9 @@ class MooncakeMedium(Medium):
 
     def peek(self, key: bytes, size_bytes: int) -> bytes:
         with self._call() as client:
-            there = _checked(client.get_size(self._named(key)), key)
-            return bytes(self._first(client, key, min(size_bytes, there)))
+            size_bytes = min(size_bytes, _checked(client.get_size(self._named(key)), key))
+            moved = self._ranges(client, key, [(0, size_bytes)])
+            return bytes(self._first(client, key, size_bytes) if moved is None else moved)
 
     def stage(self, key: bytes, header: bytes, payload: memoryview, *, deadline_at: float) -> Staged:
         size = len(header) + len(payload)

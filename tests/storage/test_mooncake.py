@@ -156,7 +156,7 @@ async def test_a_full_cluster_evicts_and_goes_on() -> None:
 
 async def test_a_master_that_dies_fails_each_block_by_the_deadline(own: Mooncake) -> None:
     store = MooncakeStore(own.url(), LAYOUT, threads=4)
-    blocks = chain(2000)
+    blocks = chain(1200)
     await put_all(store, blocks)
     reading = asyncio.create_task(statuses(store, blocks, deadline_s=2))
     await asyncio.sleep(0.02)
