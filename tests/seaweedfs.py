@@ -6,9 +6,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests import servers
 
 BUCKET = "kvcache"
 ACCESS_KEY, SECRET_KEY = "test-key", "test-secret"
@@ -26,9 +25,6 @@ _IDENTITY = {
 }
 _READY_DEADLINE_S = 60
 _PORTS = [f"{part}.{port}" for part in ("master", "volume", "filer", "s3") for port in ("port", "port.grpc")]
-_WRAPPER = '"$@" & read -r _; kill -9 $!; rm -rf "$0"'
-"""Removes the server and its folder once its own input ends, which it does however the process that holds the other end
-goes."""
 
 
 class SeaweedFS:
@@ -41,7 +37,7 @@ class SeaweedFS:
         (folder / "data").mkdir()
         (folder / "s3.json").write_text(json.dumps({"identities": [_IDENTITY]}))
         self._log = folder / "log"
-        ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+        ports = dict(zip(_PORTS, servers.free_ports(len(_PORTS)), strict=True))
         self._filer_port, self._s3_port = ports["filer.port"], ports["s3.port"]
         self._sockets = [  # which it puts there whatever one says
             Path(f"/tmp/seaweedfs-{name.partition('.')[0]}-grpc-{port}.sock")
@@ -49,15 +45,8 @@ class SeaweedFS:
             if name.endswith("grpc")
         ]
         self.endpoint = f"http://127.0.0.1:{self._s3_port}"
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                ["sh", "-c", _WRAPPER, str(folder), weed, "-logtostderr=true", "server", *_arguments(folder, ports)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                cwd=folder,
-                start_new_session=True,
-            )
+        command = [weed, "-logtostderr=true", "server", *_arguments(folder, ports)]
+        self._process = servers.start(command, folder=folder, log=self._log)
         self._wait_until_ready()
 
     def url(self, prefix: str = "") -> str:
@@ -66,22 +55,13 @@ class SeaweedFS:
 
     def kill(self) -> None:
         """SIGKILL, as a host that dies. Safe to call twice."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
+        servers.kill(self._process)
         for socket_file in self._sockets:
             socket_file.unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def hanging(self) -> Iterator[None]:
+    def hanging(self) -> contextlib.AbstractContextManager[None]:
         """The server accepts and does not answer."""
-        os.killpg(self._process.pid, signal.SIGSTOP)
-        try:
-            while _accepted(self._s3_port, "GET", "/healthz", timeout_s=0.2):
-                pass  # its threads stop one after the other
-            yield
-        finally:
-            os.killpg(self._process.pid, signal.SIGCONT)
+        return servers.stopped(self._process)
 
     def _wait_until_ready(self) -> None:
         deadline_at = time.monotonic() + _READY_DEADLINE_S
@@ -158,16 +138,8 @@ def _arguments(folder: Path, ports: dict[str, int]) -> list[str]:
     return [f"-{name}={value}" for name, value in settings.items()]
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-def _accepted(port: int, method: str, path: str, *, timeout_s: float = 5) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+def _accepted(port: int, method: str, path: str) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request(method, path)
         return connection.getresponse().status < 300

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import errno
-import http.client
 import math
 import re
 import threading
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from dualpath_storage.medium import Medium, Staged
+from dualpath_storage.mooncake_master import ask_master
 from dualpath_storage.mooncake_url import MooncakeLocation
 
 _LIST_DEADLINE_S = 20.0
@@ -61,6 +61,7 @@ class MooncakeMedium(Medium):
         self._location = location
         self._block_bytes = block_bytes
         self._own = threading.local()
+        self._scratches: list[_Scratch] = []
         self._lock = threading.Lock()
         self._running = 0
         self._closed = False
@@ -86,8 +87,9 @@ class MooncakeMedium(Medium):
 
     def peek(self, key: bytes, size_bytes: int) -> bytes:
         with self._call() as client:
-            there = _checked(client.get_size(self._named(key)), key)
-            return bytes(self._first(client, key, min(size_bytes, there)))
+            size_bytes = min(size_bytes, _checked(client.get_size(self._named(key)), key))
+            moved = self._ranges(client, key, [(0, size_bytes)])
+            return bytes(self._first(client, key, size_bytes) if moved is None else moved)
 
     def stage(self, key: bytes, header: bytes, payload: memoryview, *, deadline_at: float) -> Staged:
         size = len(header) + len(payload)
@@ -125,8 +127,9 @@ class MooncakeMedium(Medium):
             yield keys[start : start + _KEYS_PER_CHUNK]
 
     def close(self) -> None:
-        """Takes this process's segment from the cluster, with the blocks in it. A client in which a thread is stuck is
-        left to the end of the process, since closing it would pull the memory from under that thread."""
+        """Takes this process's segment from the cluster, with the blocks in it. Mooncake takes a second for that, and
+        holds the interpreter lock. A client in which a thread is stuck is left to the end of the process, since
+        closing it would pull the memory from under that thread."""
         with self._lock:
             closes = not self._closed and not self._running
             self._closed = True
@@ -166,35 +169,17 @@ class MooncakeMedium(Medium):
         return memoryview(scratch.memory)[: sum(_checked(count, key) for count in moved)]
 
     def _scratch(self, client: Any, size_bytes: int) -> _Scratch:
-        """This thread's memory, which grows to what was asked for and stays as long as the client."""
+        """This thread's memory, with room for what is asked. It outlives the thread and stays registered as long as
+        the client: transfers that were given up may go on in it, and Mooncake takes no address twice."""
         mine: _Scratch | None = getattr(self._own, "scratch", None)
         if mine is None or len(mine.memory) < size_bytes:
-            if mine is not None:
-                client.unregister_buffer(mine.address)
             mine = self._own.scratch = _Scratch(client, max(size_bytes, self._block_bytes + 1))
+            with self._lock:
+                self._scratches.append(mine)
         return mine
 
     def _named(self, key: bytes) -> str:
         return f"{self._location.prefix}{key.hex()}.kv"
-
-
-def ask_master(location: MooncakeLocation, path: str, *, timeout_s: float) -> str:
-    """What the master says over HTTP. Raises OSError, its text one line with the address."""
-    host, port = location.admin
-    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        text = response.read().decode()
-    except (OSError, http.client.HTTPException) as error:
-        raise OSError(
-            f"{host}:{port}{path}: {getattr(error, 'strerror', None) or error or type(error).__name__}"
-        ) from None
-    finally:
-        connection.close()
-    if response.status != http.HTTPStatus.OK:
-        raise OSError(f"{host}:{port}{path}: HTTP status {response.status}")
-    return text
 
 
 def _checked(code: int, key: bytes) -> int:

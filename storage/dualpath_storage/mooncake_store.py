@@ -1,16 +1,14 @@
 """Blocks in a Mooncake Store (FAST '25): the pooled memory of a cluster's nodes."""
 
-import socket
 from typing import Any, final
 
 from dualpath_storage.block_format import HEADER_BYTES
 from dualpath_storage.layout import KVLayout
 from dualpath_storage.medium_store import MediumStore
-from dualpath_storage.mooncake_medium import MooncakeMedium, ask_master
-from dualpath_storage.mooncake_url import Address, MooncakeLocation, parse_mooncake_url
+from dualpath_storage.mooncake_master import address_text, reach_master
+from dualpath_storage.mooncake_medium import MooncakeMedium
+from dualpath_storage.mooncake_url import MooncakeLocation, parse_mooncake_url
 from dualpath_storage.store import StoreError
-
-_CONNECT_DEADLINE_S = 5.0
 
 
 @final
@@ -52,9 +50,9 @@ def _connected(location: MooncakeLocation) -> tuple[Any, Any]:
         ) from None
     replicated = ReplicateConfig()
     replicated.replica_num = location.replicas
-    host = _own_address(location)
+    host = reach_master(location)
     client = MooncakeDistributedStore()
-    code = client.setup(host, location.metadata, location.segment_bytes, 0, "tcp", "", _text(location.master))
+    code = client.setup(host, location.metadata, location.segment_bytes, 0, "tcp", "", address_text(location.master))
     if code:
         raise StoreError(
             f"store URL {location.url!r}: Mooncake refuses (error {code}): check that it is a mooncake_master's "
@@ -62,31 +60,3 @@ def _connected(location: MooncakeLocation) -> tuple[Any, Any]:
             "bytes of memory to lend; its log says more"
         )
     return client, replicated
-
-
-def _own_address(location: MooncakeLocation) -> str:
-    """Of this host, as the master's network sees it.
-
-    Sees to it that the master answers, for `setup` tries a minute and a half, in which it holds the interpreter lock.
-    """
-    try:
-        with socket.create_connection(location.master, timeout=_CONNECT_DEADLINE_S) as connection:
-            host = str(connection.getsockname()[0])
-    except OSError as error:
-        raise StoreError(
-            f"store URL {location.url!r}: no Mooncake master at {_text(location.master)} ({error.strerror or error}): "
-            "check the address, and start one with mooncake_master --rpc_port=PORT"
-        ) from None
-    try:
-        ask_master(location, "/health", timeout_s=_CONNECT_DEADLINE_S)
-    except OSError as error:
-        raise StoreError(
-            f"store URL {location.url!r}: the Mooncake master does not answer ({error}): check that it runs, and that "
-            "admin=host:port is its --metrics_port"
-        ) from None
-    return host
-
-
-def _text(address: Address) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,10 +1,13 @@
 """A cluster whose blocks are in a Mooncake Store, to which its nodes lend memory."""
 
+import pytest
+
 from tests.cluster.harness import running, small_spec
 from tests.cluster.oracle import expected_tokens, random_prompt
 from tests.mooncake import Mooncake
 
 
+@pytest.mark.long  # each node's segment takes a second to close
 async def test_two_turns_hit_what_nodes_lent_memory_for_and_agree(tmp_path, mooncake: Mooncake):
     spec = small_spec(tmp_path, storage__url=mooncake.url(segment_bytes=32 << 20))
     async with running(spec) as cluster:

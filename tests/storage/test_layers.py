@@ -9,6 +9,7 @@ import tensorstore
 from dualpath_storage import BlockRead, BlockResult, Faults, FaultyStore, KVLayout, MemoryStore
 from dualpath_storage.block_format import HEADER_BYTES
 from dualpath_storage.medium_store import MediumStore
+from tests.servers import bytes_received_over_tcp
 from tests.storage.blocks import LAYOUT, OTHER_LAYOUT, Block, chain, overwrite, put_all, raw
 from tests.storage.conftest import OpenAgain
 
@@ -68,6 +69,8 @@ async def test_a_truncated_block_has_the_layers_that_are_whole(store: MediumStor
     await put_all(store, [block])
     whole = raw(store, block)
     for size in (0, 1, HEADER_BYTES - 1, HEADER_BYTES, *(HEADER_BYTES + n * LAYER - 1 for n in (1, 2, 3))):
+        if not size and store.url.startswith("mooncake:"):
+            continue  # which has no empty objects
         overwrite(store, block, whole[:size])
         complete = (size - HEADER_BYTES) // LAYER
         for layers, result in (await read_ranges(store, block)).items():
@@ -109,8 +112,11 @@ async def test_bad_ranges_are_refused(store: MediumStore) -> None:
         await store.get([BlockRead(block.key, block.tokens, whole, (1, 2))], deadline_s=5)
 
 
-def bytes_read_by_this_process() -> int:
-    """What read calls returned so far, from page cache or not, and what came from object stores."""
+def bytes_read_by_this_process(url: str) -> int:
+    """What read calls returned so far, from page cache or not, and what came from object stores; for Mooncake, what
+    came over connections that are still there."""
+    if url.startswith("mooncake:"):
+        return bytes_received_over_tcp()
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     counters = [
         counter
@@ -127,11 +133,11 @@ async def test_one_layer_of_eight_moves_an_eighth_of_the_bytes(open_again: OpenA
         pytest.skip("nothing to count: the bytes come from this process's memory")
     blocks = chain(10, layout=layout)
     await put_all(store, blocks)
-    start = bytes_read_by_this_process()
+    start = bytes_read_by_this_process(store.url)
     results = await store.get([read_of(block, (5, 6), layout) for block in blocks], deadline_s=20)
-    part_bytes = bytes_read_by_this_process() - start
+    part_bytes = bytes_read_by_this_process(store.url) - start
     whole = await store.get([block.read() for block in blocks], deadline_s=20)
-    whole_bytes = bytes_read_by_this_process() - start - part_bytes
+    whole_bytes = bytes_read_by_this_process(store.url) - start - part_bytes
     assert all(result.ok for result in [*results, *whole])
     assert whole_bytes >= 10 * layout.block_bytes
     assert 0.125 < part_bytes / whole_bytes < 0.17

@@ -44,6 +44,8 @@ async def test_a_block_that_ends_early_or_goes_on_is_corrupt(store: MediumStore)
     whole = raw(store, block)
     ends = [HEADER_BYTES + boundary + more for boundary in (0, *BOUNDARIES) for more in (-1, 0, 1)]
     for end in (0, 1, *ends):
+        if not end and store.url.startswith("mooncake:"):
+            continue  # which has no empty objects
         overwrite(store, block, (whole + b"x")[:end])
         assert await statuses(store, [block]) == ["ok" if end == len(whole) else "corrupt"], end
 
