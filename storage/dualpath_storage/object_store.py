@@ -1,5 +1,6 @@
 """Blocks in an object store: Amazon S3 and whatever speaks its protocol, Google Cloud Storage."""
 
+import os
 import time
 from functools import partial
 from typing import final
@@ -18,7 +19,7 @@ _OPEN_DEADLINE_S = 5.0
 _PROBE_THREADS = 32
 _SHARED_MEMORY = tensorstore.Context()
 _MARK = "dualpath-store"
-_CREDENTIALS = {
+_REMEDIES = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     "gcs": "set GOOGLE_APPLICATION_CREDENTIALS, or log in with gcloud",
 }
@@ -52,7 +53,7 @@ def _open(location: ObjectLocation) -> tensorstore.KvStore:
     """A key-value store that has answered. What it is asked is to list nothing: a read says of a bucket that is missing
     what it says of a block that is missing."""
     context = _SHARED_MEMORY if location.driver == "memory" and location.prefix else tensorstore.Context(CONTEXT)
-    spec = {"driver": location.driver, "path": location.prefix, **location.settings}
+    spec = {"driver": location.driver, "path": location.prefix, **location.settings, **_credentials(location.driver)}
     nothing = tensorstore.KvStore.KeyRange("~", "~~")
     deadline_at = time.monotonic() + _OPEN_DEADLINE_S
     try:
@@ -72,6 +73,19 @@ def _open(location: ObjectLocation) -> tensorstore.KvStore:
     return kv
 
 
+def _credentials(driver: str) -> dict[str, object]:
+    """Where TensorStore takes the credentials from.
+
+    Left to itself it looks for files even where the environment has a key, and prints an error for each that is
+    missing; and it reads no profile of which it has not been told the name.
+    """
+    if driver != "s3":
+        return {}
+    if os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY"):
+        return {"aws_credentials": {"type": "environment"}}
+    return {"aws_credentials": {"type": "default", "profile": os.environ.get("AWS_PROFILE") or "default"}}
+
+
 def _leave_mark(kv: tensorstore.KvStore, deadline_at: float) -> None:
     """TensorStore's driver for Google's cloud gives an empty list where it is refused or there is no bucket; only a
     write fails. So the first to open a store writes an empty object, which the others read."""
@@ -83,10 +97,10 @@ def _leave_mark(kv: tensorstore.KvStore, deadline_at: float) -> None:
 def _remedy(location: ObjectLocation, error: RequestError) -> str:
     if error.code == "NOT_FOUND" and location.bucket:
         return f"bucket {location.bucket!r} is not at {location.server} ({error}): create it, or correct the URL"
-    if error.code == "PERMISSION_DENIED" and location.driver in _CREDENTIALS:
+    if error.code == "PERMISSION_DENIED" and location.driver in _REMEDIES:
         return (
             f"{location.server} refuses these credentials for bucket {location.bucket!r} ({error}): "
-            f"{_CREDENTIALS[location.driver]}, to a key that may list, read and write there"
+            f"{_REMEDIES[location.driver]}, to a key that may list, read and write there"
         )
     if location.bucket:
         return f"{location.server} cannot be used ({error}): check the address, and that the server runs"

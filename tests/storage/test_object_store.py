@@ -10,6 +10,7 @@ import pytest
 
 from dualpath_storage import Faults, FaultyStore, KVLayout, PosixStore, open_store
 from dualpath_storage.block_format import HEADER_BYTES
+from dualpath_storage.object_medium import Found
 from dualpath_storage.object_store import ObjectStore
 from tests.storage.blocks import FILE_BYTES, LAYOUT, chain, overwrite, put_all, raw, statuses
 from tests.storage.conftest import OBJECT_KINDS, object_url
@@ -33,9 +34,9 @@ async def test_a_read_of_some_layers_moves_the_header_and_their_bytes(
     moved: list[int] = []
     fetch = store.medium._fetch  # type: ignore[attr-defined]
 
-    def counted(*args: object) -> list[bytes]:
+    def counted(*args: object) -> list[Found]:
         parts = fetch(*args)
-        moved.extend(len(part) for part in parts)
+        moved.extend(len(part.value) for part in parts)
         return parts
 
     monkeypatch.setattr(store.medium, "_fetch", counted)
@@ -140,7 +141,7 @@ async def test_no_more_requests_than_threads(monkeypatch: pytest.MonkeyPatch) ->
     blocks = chain(40)
     await put_all(store, blocks)
     under_way, most = 0, 0
-    read = store.medium.read
+    read_whole = store.medium.read_whole
 
     def counted(*args: object, **keywords: object) -> int:
         nonlocal under_way, most
@@ -148,11 +149,11 @@ async def test_no_more_requests_than_threads(monkeypatch: pytest.MonkeyPatch) ->
         most = max(most, under_way)
         time.sleep(0.001)
         try:
-            return read(*args, **keywords)  # type: ignore[arg-type]
+            return read_whole(*args, **keywords)  # type: ignore[arg-type]
         finally:
             under_way -= 1
 
-    monkeypatch.setattr(store.medium, "read", counted)
+    monkeypatch.setattr(store.medium, "read_whole", counted)
     assert await statuses(store, blocks) == ["ok"] * 40
     assert most == 3
     await store.close()
