@@ -43,16 +43,18 @@ class SeaweedFS:
         (folder / "s3.json").write_text(json.dumps({"identities": [_IDENTITY]}))
         self._log = folder / "log"
         ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
-        self._filer_port, self._s3_port = ports["filer.port"], ports["s3.port"]
+        self._master_port, self._filer_port = ports["master.port"], ports["filer.port"]
+        self._s3_port = ports["s3.port"]
         self._sockets = [  # which it puts there whatever one says
             Path(f"/tmp/seaweedfs-{name.partition('.')[0]}-grpc-{port}.sock")
             for name, port in ports.items()
             if name.endswith("grpc")
         ]
         self.endpoint = f"http://127.0.0.1:{self._s3_port}"
+        arguments = _arguments(folder, ports, room_bytes)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                ["sh", "-c", _WRAPPER, str(folder), weed, "-logtostderr=true", "server", *_arguments(folder, ports, room_bytes)],
+                ["sh", "-c", _WRAPPER, str(folder), weed, "-logtostderr=true", "server", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -88,6 +90,7 @@ class SeaweedFS:
         deadline_at = time.monotonic() + _READY_DEADLINE_S
         for request in (
             (self._filer_port, "POST", f"/buckets/{BUCKET}/"),  # a bucket is a folder there
+            (self._master_port, "GET", f"/dir/assign?collection={BUCKET}"),  # there is a volume to write to
             (self._s3_port, "GET", "/healthz"),
         ):
             while not _accepted(*request):

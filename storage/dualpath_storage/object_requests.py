@@ -55,7 +55,7 @@ def perform(start: Start[T], *, deadline_at: float, begun: tensorstore.Future[T]
 
     `deadline_at` is on `time.monotonic`. Raises RequestError, and TimeoutError where there is no answer by then.
     """
-    attempts = 0
+    attempts, cause = 0, ""
     while True:
         attempts += 1
         future = start() if begun is None else begun
@@ -64,7 +64,8 @@ def perform(start: Start[T], *, deadline_at: float, begun: tensorstore.Future[T]
             return future.result(timeout=max(0.0, deadline_at - time.monotonic()))
         except TimeoutError:
             future.cancel()
-            raise TimeoutError("no answer from the object store by the deadline") from None
+            before = f"; before that, {attempts - 1} attempts: {cause}" if cause else ""
+            raise TimeoutError(f"no answer from the object store by the deadline{before}") from None
         except ValueError as error:  # the type of all errors of TensorStore
             code, cause = explained(error)
         ceiling_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** (attempts - 1))

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import tensorstore
 
-from dualpath_storage import Faults, FaultyStore, KVLayout, PosixStore, open_store
+from dualpath_storage import BlockRead, Faults, FaultyStore, KVLayout, PosixStore, open_store
 from dualpath_storage.block_format import HEADER_BYTES
 from dualpath_storage.object_medium import Found
 from dualpath_storage.object_store import ObjectStore
@@ -49,6 +50,31 @@ async def test_a_read_of_some_layers_moves_the_header_and_their_bytes(
         assert seen == HEADER_BYTES + skip_bytes + size
         assert moved[: len(expected)] == expected
         moved.clear()
+
+
+@pytest.mark.parametrize("kind", ["s3", "gcs"])
+async def test_one_of_eight_layers_moves_an_eighth_of_the_bytes(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    layout = KVLayout.mla(layers=8, latent=7, rope=1, dtype="uint8", block_tokens=16 << 10)
+    blocks = chain(2, layout=layout)
+    store = ObjectStore(object_url(kind, request, tmp_path), layout)
+    await put_all(store, blocks)
+    moved = []
+    for layers in (None, *((layer, layer + 1) for layer in range(8))):
+        buffers = [bytearray(layout.block_bytes // (8 if layers else 1)) for _ in blocks]
+        reads = [BlockRead(b.key, b.tokens, memoryview(into), layers) for b, into in zip(blocks, buffers, strict=True)]
+        before = bytes_read(kind)
+        assert all(result.ok for result in await store.get(reads, deadline_s=10))
+        moved.append(bytes_read(kind) - before)
+    assert moved == [2 * (HEADER_BYTES + layout.block_bytes)] + [2 * (HEADER_BYTES + layout.layer_block_bytes)] * 8
+    await store.close()
+
+
+def bytes_read(kind: str) -> int:
+    """What TensorStore has counted in this process."""
+    (metric,) = tensorstore.experimental_collect_matching_metrics(f"/tensorstore/kvstore/{kind}/bytes_read")
+    return int(metric["values"][0]["value"])
 
 
 @pytest.mark.parametrize("kept", [0, 100, HEADER_BYTES, HEADER_BYTES + 5, FILE_BYTES - 1])
