@@ -32,9 +32,8 @@ class ObjectMedium(Medium):
 
     An object appears whole or not at all, and is durable once its write is acknowledged: so `stage` is all of a write,
     visible at once, and `commit` and `discard` have nothing to do. TensorStore reads into memory of its own, so a
-    request that is given up never touches a caller's buffer. It is copied from there by one thread for all: in each
-    reader's own, which have heaps of their own, every block would be new pages twice, which cost more than the bytes
-    (docs/decisions/0007).
+    request that is given up never touches a caller's buffer. One thread copies from there, and computes the checksum,
+    for all readers: in theirs it takes more time, and every heap grows by two blocks (docs/decisions/0007).
     """
 
     def __init__(self, kv: tensorstore.KvStore, *, block_bytes: int) -> None:

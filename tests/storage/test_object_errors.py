@@ -66,8 +66,8 @@ def test_wrong_credentials(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
         f"endpoint {seaweedfs.endpoint} refuses these credentials for bucket '{BUCKET}' ({said}: The "
     )
     assert text.endswith(
-        "): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, to a key that may list, read and write "
-        "there"
+        "): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the URL's `profile`, to a key that may list, read and "
+        "write there"
     )
 
 
@@ -92,8 +92,7 @@ def test_a_key_of_a_profile_is_used(
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     if profile != "default":
         assert "refuses these credentials" in refusal(seaweedfs.url())
-        monkeypatch.setenv("AWS_PROFILE", profile)
-    opened(seaweedfs.url())
+    opened(f"{seaweedfs.url()}&profile={profile}")
 
 
 def opened(url: str) -> None:
@@ -244,6 +243,11 @@ def test_what_goes_on_failing_ends_just_before_the_deadline() -> None:
     with pytest.raises(OSError, match=r"^SlowDown: Reduce your rate\. \(\d attempts\)$"):
         performed(BUSY, deadline_s=0.4)
     assert time.monotonic() - start <= 0.4
+
+
+def test_a_cause_outlives_an_attempt_without_an_answer() -> None:
+    with pytest.raises(OSError, match=r"^SlowDown: Reduce your rate\. \(2 attempts\)$"):
+        performed(BUSY, TimeoutError())
 
 
 @pytest.mark.parametrize(
