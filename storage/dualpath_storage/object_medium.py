@@ -4,13 +4,16 @@ import math
 import re
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import final
 
 import tensorstore
 
-from dualpath_storage.medium import Medium, Staged
+from dualpath_storage.medium import Look, Medium, Staged
 from dualpath_storage.object_requests import RequestError, perform, perform_all
+
+Found = tensorstore.KvStore.ReadResult
 
 _CALL_DEADLINE_S = 20.0
 _NAME = re.compile(rb"[0-9a-f]{2}/([0-9a-f]{64})\.kv")
@@ -29,12 +32,14 @@ class ObjectMedium(Medium):
 
     An object appears whole or not at all, and is durable once its write is acknowledged: so `stage` is all of a write,
     visible at once, and `commit` and `discard` have nothing to do. TensorStore reads into memory of its own, so a
-    request that is given up never touches a caller's buffer.
+    request that is given up never touches a caller's buffer. One thread copies from there, and computes the checksum,
+    for all readers: in theirs it takes more time, and every heap grows by two blocks (docs/decisions/0007).
     """
 
     def __init__(self, kv: tensorstore.KvStore, *, block_bytes: int) -> None:
         self._kv = kv
         self._block_bytes = block_bytes
+        self._copier = ThreadPoolExecutor(1, "object-copy")
 
     def read(
         self, key: bytes, header: bytearray, payload: memoryview, *, deadline_at: float, skip_bytes: int = 0
@@ -46,18 +51,15 @@ class ObjectMedium(Medium):
             ranges = [_ALL]
         else:
             ranges = [slice(0, end)] if skip_bytes == 0 else [slice(0, len(header)), slice(first, end)]
-        parts = self._fetch(key, ranges, deadline_at)
-        if len(parts) == 2:
-            header[:], payload[:] = parts
-            return end
-        view = memoryview(parts[0])
-        start, rest = view[: len(header)], view[first:end]
-        header[: len(start)] = start
-        payload[: len(rest)] = rest
-        return min(len(view), end + 1)
+        found = self._fetch(key, ranges, deadline_at)
+        return self._copier.submit(_copy, found, header, payload, skip_bytes).result()
+
+    def read_whole(self, key: bytes, header: bytearray, payload: memoryview, look: Look, *, deadline_at: float) -> int:
+        found = self._fetch(key, [_ALL], deadline_at)
+        return self._copier.submit(_copy, found, header, payload, look=look).result()
 
     def peek(self, key: bytes, size_bytes: int) -> bytes:
-        return self._fetch(key, [slice(0, size_bytes)], _soon())[0][:size_bytes]
+        return self._fetch(key, [slice(0, size_bytes)], _soon())[0].value[:size_bytes]
 
     def stage(self, key: bytes, header: bytes, payload: memoryview, *, deadline_at: float) -> Staged:
         perform(partial(self._kv.write, _name(key), b"".join((header, payload))), deadline_at=deadline_at)
@@ -88,9 +90,9 @@ class ObjectMedium(Medium):
             yield [bytes.fromhex(match[1].decode()) for match in map(_NAME.fullmatch, found) if match]
 
     def close(self) -> None:
-        """TensorStore has nothing to close."""
+        self._copier.shutdown(wait=False)
 
-    def _fetch(self, key: bytes, ranges: Sequence[slice], deadline_at: float) -> list[bytes]:
+    def _fetch(self, key: bytes, ranges: Sequence[slice], deadline_at: float) -> list[Found]:
         """These ranges of a block, each whole, read at the same time; or all of the block, where it is too short."""
         starts = [partial(self._kv.read, _name(key), byte_range=wanted) for wanted in ranges]
         try:
@@ -101,7 +103,25 @@ class ObjectMedium(Medium):
             parts = [perform(partial(self._kv.read, _name(key)), deadline_at=deadline_at)]
         if any(part.state != "value" for part in parts):
             raise FileNotFoundError(key.hex())
-        return [part.value for part in parts]
+        return parts
+
+
+def _copy(
+    found: Sequence[Found], header: bytearray, payload: memoryview, skip_bytes: int = 0, look: Look | None = None
+) -> int:
+    """Header and payload from where they arrived, in one part or in two, without what is skipped between them."""
+    first = len(header) + skip_bytes
+    end = first + len(payload)
+    if len(found) == 2:
+        header[:], payload[:] = (part.value for part in found)
+        return end
+    arrived = memoryview(found[0].value)
+    start, rest = arrived[: len(header)], arrived[first:end]
+    header[: len(start)] = start
+    payload[: len(rest)] = rest
+    if look is not None:
+        look(payload)
+    return min(len(arrived), end + 1)
 
 
 def _name(key: bytes) -> str:

@@ -53,9 +53,9 @@ class RequestError(OSError):
 def perform(start: Start[T], *, deadline_at: float, begun: tensorstore.Future[T] | None = None) -> T:
     """What the request gives that `start` begins; `begun` is its first attempt where that is under way already.
 
-    `deadline_at` is on `time.monotonic`. Raises RequestError, and TimeoutError where there is no answer by then.
+    `deadline_at` is on `time.monotonic`. Raises RequestError, and TimeoutError where there is no answer at all by then.
     """
-    attempts = 0
+    attempts, code, cause = 0, "", ""
     while True:
         attempts += 1
         future = start() if begun is None else begun
@@ -64,6 +64,8 @@ def perform(start: Start[T], *, deadline_at: float, begun: tensorstore.Future[T]
             return future.result(timeout=max(0.0, deadline_at - time.monotonic()))
         except TimeoutError:
             future.cancel()
+            if cause:  # which is more than that the last attempt had no time left
+                raise RequestError(code, cause, attempts) from None
             raise TimeoutError("no answer from the object store by the deadline") from None
         except ValueError as error:  # the type of all errors of TensorStore
             code, cause = explained(error)

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dualpath_storage.store import StoreError
 
-OBJECT_PARAMETERS = ("endpoint", "region")
+OBJECT_PARAMETERS = ("endpoint", "region", "profile")
 """What the query of an `s3://` URL may say."""
 
 OBJECT_EXPECTED = (
@@ -23,12 +23,16 @@ _FOREIGN_ENDPOINT_REGION = "us-east-1"
 
 @dataclass(frozen=True)
 class ObjectLocation:
-    """Where blocks are kept: `driver` and `settings` make a TensorStore spec, `prefix` stands before every key."""
+    """Where blocks are kept: `driver` and `settings` make a TensorStore spec, `prefix` stands before every key.
+
+    `profile` is the one of the AWS credentials file to use where the environment has no key.
+    """
 
     url: str
     driver: str
     settings: dict[str, Any]
     prefix: str
+    profile: str = "default"
 
     @property
     def bucket(self) -> str:
@@ -68,19 +72,22 @@ def _bucket_location(url: str) -> ObjectLocation:
             f"store URL {url!r}: bucket {parts.netloc!r} is no bucket's name: expected 3 to 63 lower-case letters, "
             "digits, dots and hyphens"
         )
-    settings = {"bucket": parts.netloc}
+    settings, profile = {"bucket": parts.netloc}, "default"
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if parts.scheme == "gcs" or name not in OBJECT_PARAMETERS:
             taken = f"{parts.scheme}:// takes " + ("none" if parts.scheme == "gcs" else ", ".join(OBJECT_PARAMETERS))
             raise StoreError(f"store URL {url!r} has the parameter {name!r}: {taken}")
         if name == "endpoint" and not _ENDPOINT.fullmatch(value):
             raise StoreError(f"store URL {url!r}: endpoint {value!r}: expected http://host:port or https://host")
-        settings["aws_region" if name == "region" else "endpoint"] = value.rstrip("/")
+        if name == "profile":
+            profile = value
+        else:
+            settings["aws_region" if name == "region" else "endpoint"] = value.rstrip("/")
     if parts.fragment:
         raise StoreError(f"store URL {url!r} has a fragment: expected {OBJECT_EXPECTED}")
     if "endpoint" in settings:
         settings.setdefault("aws_region", _FOREIGN_ENDPOINT_REGION)
-    return ObjectLocation(url, parts.scheme, settings, _as_prefix(unquote(parts.path)))
+    return ObjectLocation(url, parts.scheme, settings, _as_prefix(unquote(parts.path)), profile)
 
 
 def _as_prefix(path: str, *, absolute: bool = False) -> str:

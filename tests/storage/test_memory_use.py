@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.seaweedfs import SeaweedFS
 from tests.storage.blocks import REPOSITORY
 
 MOST_BESIDES_BYTES = 64_000_000
@@ -44,14 +45,25 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("query", ["", "?direct=1"])
-@pytest.mark.parametrize("gigabytes", [1, pytest.param(10, marks=pytest.mark.long)])
-def test_reading_takes_no_memory_but_the_callers(tmp_path: Path, query: str, gigabytes: int) -> None:
-    arguments = [f"file://{tmp_path}{query}", str(gigabytes * 10**9)]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=600
-    )
+GIGABYTES = pytest.mark.parametrize("gigabytes", [1, pytest.param(10, marks=pytest.mark.long)])
+
+
+def besides_bytes(url: str, gigabytes: int) -> int:
+    """What reading so much takes in a process of its own."""
+    arguments = [sys.executable, "-c", SCRIPT, url, str(gigabytes * 10**9)]
+    done = subprocess.run(arguments, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
     if "refuses unbuffered reads" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < MOST_BESIDES_BYTES
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize("query", ["", "?direct=1"])
+@GIGABYTES
+def test_reading_takes_no_memory_but_the_callers(tmp_path: Path, query: str, gigabytes: int) -> None:
+    assert besides_bytes(f"file://{tmp_path}{query}", gigabytes) < MOST_BESIDES_BYTES
+
+
+@GIGABYTES
+def test_reading_from_s3_takes_little_more_than_what_is_under_way(seaweedfs: SeaweedFS, gigabytes: int) -> None:
+    assert besides_bytes(seaweedfs.url(), gigabytes) < MOST_BESIDES_BYTES

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from dualpath_storage import Status, StoreError, open_store
 from dualpath_storage.object_requests import perform
 from dualpath_storage.object_store import ObjectStore
 from tests.gcs import FakeGCS
-from tests.seaweedfs import BUCKET, SeaweedFS, running_seaweedfs
+from tests.seaweedfs import ACCESS_KEY, BUCKET, SECRET_KEY, SeaweedFS, running_seaweedfs
 from tests.storage.blocks import LAYOUT, chain, put_all, statuses
 
 
@@ -65,9 +66,38 @@ def test_wrong_credentials(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
         f"endpoint {seaweedfs.endpoint} refuses these credentials for bucket '{BUCKET}' ({said}: The "
     )
     assert text.endswith(
-        "): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, to a key that may list, read and write "
-        "there"
+        "): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the URL's `profile`, to a key that may list, read and "
+        "write there"
     )
+
+
+def test_a_key_of_the_environment_is_used_without_a_word(
+    seaweedfs: SeaweedFS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    opened(seaweedfs.url())
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    assert "SignatureDoesNotMatch" in refusal(seaweedfs.url())
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("profile", ["default", "other"])
+def test_a_key_of_a_profile_is_used(
+    seaweedfs: SeaweedFS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
+) -> None:
+    (tmp_path / ".aws").mkdir()
+    keys = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    (tmp_path / ".aws" / "credentials").write_text(f"[{profile}]\n{keys}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    if profile != "default":
+        assert "refuses these credentials" in refusal(seaweedfs.url())
+    opened(f"{seaweedfs.url()}&profile={profile}")
+
+
+def opened(url: str) -> None:
+    """Asks the bucket, which answers."""
+    asyncio.run(open_store(url, LAYOUT).close())
 
 
 @pytest.fixture
@@ -213,6 +243,11 @@ def test_what_goes_on_failing_ends_just_before_the_deadline() -> None:
     with pytest.raises(OSError, match=r"^SlowDown: Reduce your rate\. \(\d attempts\)$"):
         performed(BUSY, deadline_s=0.4)
     assert time.monotonic() - start <= 0.4
+
+
+def test_a_cause_outlives_an_attempt_without_an_answer() -> None:
+    with pytest.raises(OSError, match=r"^SlowDown: Reduce your rate\. \(2 attempts\)$"):
+        performed(BUSY, TimeoutError())
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import tensorstore
 
-from dualpath_storage import Faults, FaultyStore, KVLayout, PosixStore, open_store
+from dualpath_storage import BlockRead, Faults, FaultyStore, KVLayout, PosixStore, open_store
 from dualpath_storage.block_format import HEADER_BYTES
+from dualpath_storage.object_medium import Found
 from dualpath_storage.object_store import ObjectStore
 from tests.storage.blocks import FILE_BYTES, LAYOUT, chain, overwrite, put_all, raw, statuses
 from tests.storage.conftest import OBJECT_KINDS, object_url
@@ -33,9 +35,9 @@ async def test_a_read_of_some_layers_moves_the_header_and_their_bytes(
     moved: list[int] = []
     fetch = store.medium._fetch  # type: ignore[attr-defined]
 
-    def counted(*args: object) -> list[bytes]:
+    def counted(*args: object) -> list[Found]:
         parts = fetch(*args)
-        moved.extend(len(part) for part in parts)
+        moved.extend(len(part.value) for part in parts)
         return parts
 
     monkeypatch.setattr(store.medium, "_fetch", counted)
@@ -48,6 +50,31 @@ async def test_a_read_of_some_layers_moves_the_header_and_their_bytes(
         assert seen == HEADER_BYTES + skip_bytes + size
         assert moved[: len(expected)] == expected
         moved.clear()
+
+
+@pytest.mark.parametrize("kind", ["s3", "gcs"])
+async def test_one_of_eight_layers_moves_an_eighth_of_the_bytes(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    layout = KVLayout.mla(layers=8, latent=7, rope=1, dtype="uint8", block_tokens=16 << 10)
+    blocks = chain(2, layout=layout)
+    store = ObjectStore(object_url(kind, request, tmp_path), layout)
+    await put_all(store, blocks)
+    moved = []
+    for layers in (None, *((layer, layer + 1) for layer in range(8))):
+        buffers = [bytearray(layout.block_bytes // (8 if layers else 1)) for _ in blocks]
+        reads = [BlockRead(b.key, b.tokens, memoryview(into), layers) for b, into in zip(blocks, buffers, strict=True)]
+        before = bytes_read(kind)
+        assert all(result.ok for result in await store.get(reads, deadline_s=10))
+        moved.append(bytes_read(kind) - before)
+    assert moved == [2 * (HEADER_BYTES + layout.block_bytes)] + [2 * (HEADER_BYTES + layout.layer_block_bytes)] * 8
+    await store.close()
+
+
+def bytes_read(kind: str) -> int:
+    """What TensorStore has counted in this process."""
+    (metric,) = tensorstore.experimental_collect_matching_metrics(f"/tensorstore/kvstore/{kind}/bytes_read")
+    return int(metric["values"][0]["value"])
 
 
 @pytest.mark.parametrize("kept", [0, 100, HEADER_BYTES, HEADER_BYTES + 5, FILE_BYTES - 1])
@@ -140,7 +167,7 @@ async def test_no_more_requests_than_threads(monkeypatch: pytest.MonkeyPatch) ->
     blocks = chain(40)
     await put_all(store, blocks)
     under_way, most = 0, 0
-    read = store.medium.read
+    read_whole = store.medium.read_whole
 
     def counted(*args: object, **keywords: object) -> int:
         nonlocal under_way, most
@@ -148,11 +175,11 @@ async def test_no_more_requests_than_threads(monkeypatch: pytest.MonkeyPatch) ->
         most = max(most, under_way)
         time.sleep(0.001)
         try:
-            return read(*args, **keywords)  # type: ignore[arg-type]
+            return read_whole(*args, **keywords)  # type: ignore[arg-type]
         finally:
             under_way -= 1
 
-    monkeypatch.setattr(store.medium, "read", counted)
+    monkeypatch.setattr(store.medium, "read_whole", counted)
     assert await statuses(store, blocks) == ["ok"] * 40
     assert most == 3
     await store.close()

@@ -1,4 +1,4 @@
-"""`dualpath-store` on folders and memory: what it says, what it deletes and copies, and how it ends."""
+"""`dualpath-store` on every kind of store: what it says, what it deletes and copies, and how it ends."""
 
 import json
 import os
@@ -26,14 +26,17 @@ from tests.storage.blocks import (
     raw,
     statuses,
 )
+from tests.storage.conftest import OBJECT_KINDS, object_url
 
 
-@pytest.fixture(params=["file", "memory", "faulty", "mooncake"])
+@pytest.fixture(params=["file", "memory", "faulty", "tensorstore+file", "s3", "mooncake"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A store that is not there yet."""
     if request.param == "mooncake":
         place: Mooncake = request.getfixturevalue("mooncake")
         return place.url()
+    if request.param in OBJECT_KINDS:
+        return object_url(request.param, request, tmp_path)
     kinds = {"file": f"file://{tmp_path}/store", "memory": f"memory://{secrets.token_hex(4)}"}
     return kinds.get(request.param, f"faulty+{kinds['file']}")
 

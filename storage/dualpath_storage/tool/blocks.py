@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar, final
 
-from dualpath_storage.block_format import HEADER_BYTES, BlockFormat, BlockHeader, HeaderError, read_header
+from dualpath_storage.block_format import HEADER_BYTES, BlockFormat, BlockHeader, HeaderError, PayloadSum, read_header
 from dualpath_storage.medium import Medium
 from dualpath_storage.store import StoreError
 
@@ -61,8 +61,11 @@ class BlockReader:
             peeked = read_header(self._medium.peek(key, HEADER_BYTES))
             block_format = BlockFormat.of(peeked)
             header, payload = bytearray(HEADER_BYTES), self._buffer(peeked.payload_bytes)
-            seen = self._medium.read(key, header, payload, deadline_at=time.monotonic() + DEADLINE_S)
-            reason = block_format.verify(header, payload, key=key, tokens=None, stored_bytes=seen)
+            payload_sum, deadline_at = PayloadSum(), time.monotonic() + DEADLINE_S
+            seen = self._medium.read_whole(key, header, payload, payload_sum.update, deadline_at=deadline_at)
+            reason = block_format.verify(
+                header, payload, key=key, tokens=None, stored_bytes=seen, payload_sum=payload_sum
+            )
         except FileNotFoundError:
             return None
         except HeaderError as damage:
