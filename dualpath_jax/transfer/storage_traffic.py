@@ -10,6 +10,7 @@ from typing import Any, TypeVar, final
 
 from dualpath_jax.transfer.base import Lane
 from dualpath_jax.transfer.handover import Handover, Left
+from dualpath_jax.transfer.late_storage import NOT_QUEUED, LateStorage
 from dualpath_jax.transfer.links import Link, NodeCards
 from dualpath_jax.transfer.tasks import raise_first_error, settle
 from dualpath_jax.transfer.window import Need, Window
@@ -105,6 +106,7 @@ class StorageTraffic:
         self._ahead = Window(max(READ_AHEAD_BYTES, MIN_READ_AHEAD_BLOCKS * layout.block_bytes))
         self._from_memory = Window(1)  # copies of resident blocks: one at a time, so that the loop has turns between
         self._writing = Window(max(WRITE_WINDOW_BYTES, layout.block_bytes))
+        self._late = LateStorage()
         self._calls = count()
         self._reads: set[BlockRun] = set()
         self._left: Left = set()
@@ -168,12 +170,19 @@ class StorageTraffic:
 
     async def _write(self, run: BlockRun, puts: Handover[BlockWrite], index: int, write: BlockWrite) -> BlockResult:
         need, size_bytes = (*run.need, index), self._layout.block_bytes
+        queues = not self._writing.has_room(size_bytes)
+        if queues and self._late:
+            return NOT_QUEUED
         async with self._writing.slot(size_bytes, need):
+            if queues and self._late:
+                return NOT_QUEUED
             until_s = asyncio.get_running_loop().time() + run.deadline_s
             result = await _pass(self._cards.storage_write, size_bytes, Lane.STORE, need, until_s)
             if not result.ok:
                 return result
-            return await run.in_store(index, puts, write, until_s)
+            result = await run.in_store(index, puts, write, until_s)
+            self._late.note(result, rest_s=run.deadline_s)
+            return result
 
 
 def _get(store: BlockStore) -> Callable[[list[BlockRead], float], Coroutine[Any, Any, list[BlockResult]]]:
