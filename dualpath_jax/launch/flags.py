@@ -1,5 +1,6 @@
 """What the commands' flags share: config with overrides, and errors in one line with exit status 2."""
 
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
@@ -56,7 +57,9 @@ def run_command(main: Callable[[], int]) -> None:
         try:
             if len(argv) > 1:
                 raise UsageError(f"unexpected argument {argv[1]!r}: every option is a flag, see --help")
-            return main()
+            status = main()
+            flush_output()
+            return status
         except UsageError as error:
             print(f"{Path(argv[0]).name}: {error}", file=sys.stderr)
             return USAGE_ERROR
@@ -67,9 +70,18 @@ def run_command(main: Callable[[], int]) -> None:
     app.run(guarded, flags_parser=lambda argv: _parse(argv, main))
 
 
+def flush_output() -> None:
+    """Write out what was printed; whoever read it may have seen enough and be gone, as `| head` is."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _parse(argv: Sequence[str], main: Callable[[], int]) -> list[str]:
     if any(argument in ("--help", "-help", "-h") for argument in argv[1:]):
         print(_help(Path(argv[0]).name, main))
+        flush_output()
         sys.exit(0)
     try:
         return flags.FLAGS(list(argv))

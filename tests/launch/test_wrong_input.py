@@ -30,6 +30,8 @@ FAKE = "--set=engine.kind=fake"
         (["--role=scheduler", "--config=local_1p3d"], ["no such preset: 'local_1p3d'", "local_1p2d"]),
         (["--role=scheduler", "--config=/no/such.toml"], ["/no/such.toml: cannot be read: No such file"]),
         (["--role=scheduler"], ["storage.url is empty: expected a store that all nodes reach, --set=storage.url="]),
+        (["--role=scheduler", "--set=storage.url=memory://a"], ["'memory://a': processes share no memory", "file:///"]),
+        (["--role=prefill", "--set=storage.url=faulty+tensorstore+memory://a?flip=1"], ["processes share no memory"]),
         (["--role=prefill", STORE], ["--scheduler is empty: --role=prefill needs it"]),
         (["--role=decode", STORE, "--scheduler=h:1"], ["--node_id is empty: --role=decode needs it"]),
         (["--role=decode", STORE, "--scheduler=h", "--node_id=a"], ["--scheduler=h: expected host:port"]),
