@@ -58,7 +58,7 @@ def run_command(main: Callable[[], int]) -> None:
             if len(argv) > 1:
                 raise UsageError(f"unexpected argument {argv[1]!r}: every option is a flag, see --help")
             status = main()
-            flush_output()
+            write_out("")
             return status
         except UsageError as error:
             print(f"{Path(argv[0]).name}: {error}", file=sys.stderr)
@@ -70,18 +70,17 @@ def run_command(main: Callable[[], int]) -> None:
     app.run(guarded, flags_parser=lambda argv: _parse(argv, main))
 
 
-def flush_output() -> None:
-    """Write out what was printed; whoever read it may have seen enough and be gone, as `| head` is."""
+def write_out(text: str) -> None:
+    """Print what is left, and `text`; whoever reads it may have seen enough and be gone, as `| head` is."""
     try:
-        sys.stdout.flush()
+        print(text, end="", flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parse(argv: Sequence[str], main: Callable[[], int]) -> list[str]:
     if any(argument in ("--help", "-help", "-h") for argument in argv[1:]):
-        print(_help(Path(argv[0]).name, main))
-        flush_output()
+        write_out(f"{_help(Path(argv[0]).name, main)}\n")
         sys.exit(0)
     try:
         return flags.FLAGS(list(argv))

@@ -83,7 +83,7 @@ def test_the_demo_on_a_small_disk_agrees_and_says_what_was_not_stored(tmp_path, 
     flags = [*DEMO, f"--set=storage.url=file://{disk / 'kv'}", clean.programs, f"--report={report}"]
     summary = _agreed(run_on_small_disk(disk, "20m", "dualpath-replay", *flags, timeout_s=300), report)
     assert summary["dropped_blocks"] > 0
-    assert 0 < summary["hit_rate"]
+    assert summary["hit_rate"] > 0
 
 
 def test_the_demo_with_blocks_in_memory_agrees_and_reads_less_from_storage(tmp_path, clean):
