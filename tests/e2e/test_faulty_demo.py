@@ -23,9 +23,8 @@ DEMO = (
     f"--max_sessions={SESSIONS}",
     f"--max_turns={TURNS}",
     f"--check_requests={REQUESTS}",
-    f"--set=storage.read_deadline_s={DEADLINE_S}",
-    f"--set=storage.write_deadline_s={DEADLINE_S}",
 )
+HASTY = (f"--set=storage.read_deadline_s={DEADLINE_S}", f"--set=storage.write_deadline_s={DEADLINE_S}")
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def clean(tmp_path_factory) -> CleanRun:
     flags = [f"--set=storage.url=file://{folder / 'kv'}", f"--compilation_cache={folder / 'programs'}"]
     ended = run("dualpath-replay", *DEMO, *flags, f"--report={folder / 'report'}", timeout_s=300)
     summary = _agreed(ended, folder / "report")
-    assert (summary["recomputed_blocks"], summary["dropped_blocks"]) == (0, 0)
+    assert summary["recomputed_blocks"] == 0
     return CleanRun(folder, summary["completion_s"])
 
 
@@ -69,7 +68,7 @@ def test_the_demo_on_a_faulty_store_agrees_and_ends_in_time(tmp_path, clean, sta
     query = "&".join(f"{name}={rate}" for name, rate in {**rates, "seed": 1}.items())
     store = f"--set=storage.url=faulty+file://{tmp_path / 'kv'}?{query}"
     report = tmp_path / "report"
-    ended = run("dualpath-replay", *DEMO, store, clean.programs, f"--report={report}", timeout_s=300)
+    ended = run("dualpath-replay", *DEMO, *HASTY, store, clean.programs, f"--report={report}", timeout_s=300)
     summary = _agreed(ended, report)
     # A turn waits for one read that runs out of time, and for what that leaves to compute.
     assert summary["completion_s"] < 3 * clean.completion_s + TURNS * 2 * DEADLINE_S
