@@ -39,12 +39,12 @@ class CleanRun:
         return f"--compilation_cache={self.folder / 'programs'}"
 
 
-def _agreed(ended: Ended, report: Path) -> dict[str, Any]:
-    """The summary of a run whose generations all succeeded and agree with the no-cache reference, every one of them."""
+def _agreed(ended: Ended, report: Path, *, requests: int = REQUESTS, checked: int = REQUESTS) -> dict[str, Any]:
+    """The summary of a run whose generations all succeeded, and agree with the no-cache reference where checked."""
     assert ended.status == 0, ended.errors
-    assert f"dualpath agrees with the no-cache reference: {REQUESTS} requests, " in ended.output
+    assert f"dualpath agrees with the no-cache reference: {checked} requests, " in ended.output
     summary = json.loads((report / "report.json").read_text())["modes"]["dualpath"]
-    assert (summary["requests"], summary["failed"]) == (REQUESTS, 0)
+    assert (summary["requests"], summary["failed"]) == (requests, 0)
     return summary
 
 
@@ -71,16 +71,18 @@ def test_the_demo_on_a_faulty_store_agrees_and_ends_in_time(tmp_path, clean, sta
     ended = run("dualpath-replay", *DEMO, *HASTY, store, clean.programs, f"--report={report}", timeout_s=300)
     summary = _agreed(ended, report)
     # A turn waits for one read that runs out of time, and for what that leaves to compute.
-    assert summary["completion_s"] < 3 * clean.completion_s + TURNS * 2 * DEADLINE_S
+    assert summary["completion_s"] < 5 * clean.completion_s + TURNS * 2 * DEADLINE_S
     if start == "full" and rates not in ({"delay": 1.0}, {"lose": 1.0}):
         assert summary["recomputed_blocks"] > 0, "no fault struck"
 
 
-def test_the_demo_on_a_small_disk_agrees_and_says_what_was_not_stored(tmp_path, clean):
+def test_the_whole_demo_on_a_small_disk_agrees_and_says_what_was_not_stored(tmp_path, clean):
     disk, report = tmp_path / "disk", tmp_path / "report"
     disk.mkdir()
-    flags = [*DEMO, f"--set=storage.url=file://{disk / 'kv'}", clean.programs, f"--report={report}"]
-    summary = _agreed(run_on_small_disk(disk, "20m", "dualpath-replay", *flags, timeout_s=300), report)
+    flags = ["--config=local_1p1d", "--trace=demo", "--check_requests=24", clean.programs, f"--report={report}"]
+    store = f"--set=storage.url=file://{disk / 'kv'}"
+    ended = run_on_small_disk(disk, "20m", "dualpath-replay", *flags, store, timeout_s=600)
+    summary = _agreed(ended, report, requests=192, checked=24)
     assert summary["dropped_blocks"] > 0
     assert summary["hit_rate"] > 0
 
