@@ -86,6 +86,11 @@ class StorageSpec(Spec):
         default=None, description="Blocks that nothing used for so long are evicted; absent: they stay."
     )
 
+    @property
+    def in_process_memory(self) -> bool:
+        """Whether each process that opens `url` has a store of its own."""
+        return self.url.removeprefix("faulty+").startswith(("memory:", "tensorstore+memory:"))
+
     @field_validator("url")
     @classmethod
     def _known_scheme(cls, url: str) -> str:

@@ -76,6 +76,8 @@ def _explained(problem: Any, valid: Iterable[str]) -> tuple[Key, str]:
     key: Key = problem["loc"]
     if problem["type"] == "missing":
         return key, f"{dotted(key)} is missing: expected a value"
+    if problem["type"] == "json_invalid":
+        return key, f"not JSON: {problem['ctx']['error']}"
     if problem["type"] == "value_error":
         # Raised by a spec's own check, which names the key inside that spec, or says only what was expected.
         message = str(problem["ctx"]["error"])
@@ -83,8 +85,14 @@ def _explained(problem: Any, valid: Iterable[str]) -> tuple[Key, str]:
         if named:
             within = (*key, *named[1].split("."))
             return within, dotted(key) + "." * bool(key) + message
-        return key, f"{dotted(key)} = {shown(problem['input'])}: {message}"
-    return key, f"{dotted(key)} = {shown(problem['input'])}: expected {_expectation(problem, valid)}"
+        return key, f"{_received(problem)}: {message}"
+    return key, f"{_received(problem)}: expected {_expectation(problem, valid)}"
+
+
+def _received(problem: Any) -> str:
+    """The value, and its key unless it is the whole file."""
+    key: Key = problem["loc"]
+    return f"{dotted(key)} = {shown(problem['input'])}" if key else shown(problem["input"])
 
 
 def _expectation(problem: Any, valid: Iterable[str]) -> str:

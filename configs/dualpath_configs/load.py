@@ -1,13 +1,12 @@
 """From a preset's name or a TOML file to a validated cluster spec."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
 
 from pydantic import ValidationError
 
-from dualpath_configs.base import Spec
+from dualpath_configs.base import all_keys
 from dualpath_configs.cluster import ClusterSpec
 from dualpath_configs.errors import Key, SpecError, shown, spec_error
 from dualpath_configs.layers import KeyPath, Layer, Leaf, leaves, merged, nested, read_file, read_overrides
@@ -37,7 +36,7 @@ def load_cluster(name_or_path: str, overrides: Mapping[str, object] | None = Non
     try:
         return ClusterSpec.model_validate(nested(layer))
     except ValidationError as error:
-        raise spec_error(error, _all_keys(ClusterSpec), lambda key: _source(layer, key, source)) from error
+        raise spec_error(error, all_keys(ClusterSpec), lambda key: _source(layer, key, source)) from error
 
 
 def _checkpoint_layer(checkpoint: Leaf) -> Layer:
@@ -69,12 +68,3 @@ def _source(layer: Layer, key: Key, otherwise: str) -> str:
             return leaf.source
     within = {leaf.source for other, leaf in layer.items() if path and other[: len(path)] == path}
     return within.pop() if len(within) == 1 else otherwise
-
-
-def _all_keys(spec: type[Spec], prefix: str = "") -> Iterator[str]:
-    """Every dotted key of a spec, tables included."""
-    for name, field in spec.model_fields.items():
-        yield prefix + name
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, Spec):
-                yield from _all_keys(kind, f"{prefix}{name}.")

@@ -1,13 +1,16 @@
 """Reading a run of a prompt's blocks from storage, for either side."""
 
 import asyncio
+import logging
 import time
 
 from dualpath_jax.cluster.jobs import Job, JobError, ReadOutcome
 from dualpath_jax.cluster.reporter import Reporter
 from dualpath_jax.cluster.services import NodeServices
 from dualpath_jax.engine.host_buffers import Reservation
-from dualpath_storage import Status
+from dualpath_storage import Status, StoreError
+
+log = logging.getLogger(__name__)
 
 
 async def read_blocks(
@@ -41,7 +44,10 @@ async def read_blocks(
     key, failure = reads[verified].key, results[verified]
     reporter.lost(key)
     if failure.status is Status.CORRUPT:
-        await services.store.delete([key])
+        try:
+            await services.store.delete([key])
+        except StoreError as error:  # a later write finds it damaged and replaces it
+            log.warning("%s: damaged block %s stays: %s", job.label, key.hex(), error)
     busy = {result.quiet for result in results if result.quiet is not None and not result.quiet.done()}
     if busy:  # a read that ends a little late costs less than another attempt of the request
         _, busy = await asyncio.wait(busy, timeout=deadline_s / 2)

@@ -26,7 +26,7 @@ from dualpath_jax.engine.flax_programs import ShardedModel
 from dualpath_jax.models.decoder import Decoder
 from dualpath_jax.models.kv import kv_layout, model_digest
 from dualpath_jax.models.loading import load_hugging_face, weights_id
-from dualpath_jax.models.parameters import ENGINE_AXIS
+from dualpath_jax.models.parameters import ENGINE_AXIS, seed_weights_id
 from dualpath_storage.keys import KVIdentity
 
 Role = Literal["prefill", "decode", "both"]
@@ -161,7 +161,9 @@ def kv_identity(spec: ClusterSpec) -> KVIdentity:
     """What the KV of this cluster is good for. Reads the checkpoint's files once, where there is one."""
     return KVIdentity(
         model_digest=model_digest(spec.model),
-        weights_id=f"checkpoint:{weights_id(spec.checkpoint)}" if spec.checkpoint else f"seed:{spec.weights_seed}",
+        weights_id=f"checkpoint:{weights_id(spec.checkpoint)}"
+        if spec.checkpoint
+        else seed_weights_id(spec.weights_seed),
         weights_version=spec.weights_version,
         layout_digest=kv_layout(spec.model, spec.block_tokens).digest.hex(),
         block_tokens=spec.block_tokens,

@@ -1,5 +1,6 @@
 """What the commands' flags share: config with overrides, and errors in one line with exit status 2."""
 
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
@@ -56,7 +57,9 @@ def run_command(main: Callable[[], int]) -> None:
         try:
             if len(argv) > 1:
                 raise UsageError(f"unexpected argument {argv[1]!r}: every option is a flag, see --help")
-            return main()
+            status = main()
+            write_out("")
+            return status
         except UsageError as error:
             print(f"{Path(argv[0]).name}: {error}", file=sys.stderr)
             return USAGE_ERROR
@@ -67,9 +70,17 @@ def run_command(main: Callable[[], int]) -> None:
     app.run(guarded, flags_parser=lambda argv: _parse(argv, main))
 
 
+def write_out(text: str) -> None:
+    """Print what is left, and `text`; whoever reads it may have seen enough and be gone, as `| head` is."""
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _parse(argv: Sequence[str], main: Callable[[], int]) -> list[str]:
     if any(argument in ("--help", "-help", "-h") for argument in argv[1:]):
-        print(_help(Path(argv[0]).name, main))
+        write_out(f"{_help(Path(argv[0]).name, main)}\n")
         sys.exit(0)
     try:
         return flags.FLAGS(list(argv))

@@ -34,7 +34,7 @@ class LocalCluster:
         self, spec: ClusterSpec | str = "local_1p1d", *, platform: str = "cpu", compilation_cache: str = ""
     ) -> None:
         self.spec = load_cluster(spec) if isinstance(spec, str) else spec
-        if self.spec.storage.url.removeprefix("faulty+").startswith(("memory:", "tensorstore+memory:")):
+        if self.spec.storage.in_process_memory:
             raise SpecError(
                 f"storage.url = {self.spec.storage.url!r}: processes share no memory; use file:///folder, or leave it "
                 "empty for a temporary folder"

@@ -55,6 +55,11 @@ def _checked_spec() -> ClusterSpec:
         raise UsageError(
             "storage.url is empty: expected a store that all nodes reach, --set=storage.url=file:///folder"
         )
+    if spec.storage.in_process_memory:
+        raise UsageError(
+            f"storage.url = {spec.storage.url!r}: processes share no memory: expected a store that all nodes reach, "
+            "--set=storage.url=file:///folder"
+        )
     if FLAGS.role != "scheduler":
         for flag in ("scheduler", "node_id"):
             if not FLAGS[flag].value:

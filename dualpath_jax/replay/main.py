@@ -78,6 +78,8 @@ def _inputs() -> tuple[ClusterSpec, Trace]:
             _check_model(spec)
     except ValueError as error:
         raise UsageError(f"--config={FLAGS.config}: {error}") from error
+    if spec.engine.kind == "flax":
+        _check_platform()
     if FLAGS.report:
         try:
             Path(FLAGS.report).mkdir(parents=True, exist_ok=True)
@@ -107,6 +109,15 @@ def _check_model(spec: ClusterSpec) -> None:
     agreement_epsilon(spec.model)
     if spec.checkpoint:
         check_hugging_face(spec.checkpoint, spec.model)
+
+
+def _check_platform() -> None:
+    from dualpath_jax.launch.platform import check_platform
+
+    try:
+        check_platform(FLAGS.platform)
+    except ValueError as error:
+        raise UsageError(f"--platform={FLAGS.platform}: {error}") from error
 
 
 def _own_store(spec: ClusterSpec, mode: str, modes: Sequence[str]) -> ClusterSpec:

@@ -102,6 +102,7 @@ def _node(node_id: str, reply: StatsReply, spec: ClusterSpec, started: float) ->
         ),
         cnic_bytes=tuple(reply.cnic_bytes),
         memory_read_bytes=reply.memory_read_bytes,
+        dropped_blocks=reply.dropped_blocks,
         may_read=role == "prefill" or spec.mode.dual_path,
         snic_limit_bytes_per_s=None if spec.mode.free_transfers else spec.network.snic_bytes_per_s,
     )

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, final
 
 from dualpath_jax.transfer.base import Lane
 from dualpath_jax.transfer.handover import Handover, Left
+from dualpath_jax.transfer.late_storage import LATE_READS, LATE_WRITES, NEVER_LATE, NOT_QUEUED, LateStorage
 from dualpath_jax.transfer.links import Link, NodeCards
 from dualpath_jax.transfer.tasks import raise_first_error, settle
 from dualpath_jax.transfer.window import Need, Window
@@ -105,6 +106,8 @@ class StorageTraffic:
         self._ahead = Window(max(READ_AHEAD_BYTES, MIN_READ_AHEAD_BLOCKS * layout.block_bytes))
         self._from_memory = Window(1)  # copies of resident blocks: one at a time, so that the loop has turns between
         self._writing = Window(max(WRITE_WINDOW_BYTES, layout.block_bytes))
+        self._late_reads = LateStorage(LATE_READS)
+        self._late_writes = LateStorage(LATE_WRITES)
         self._calls = count()
         self._reads: set[BlockRun] = set()
         self._left: Left = set()
@@ -152,10 +155,16 @@ class StorageTraffic:
         # Storage first, the card second: what is not there must not cost the card anything.
         # What lies in the node's memory waits for neither of them.
         need, size_bytes, resident = (*run.need, index), self._layout.block_bytes, run.store.resident(read.key)
-        window = self._from_memory if resident else self._ahead
-        async with window.slot(size_bytes, need):
-            until_s = asyncio.get_running_loop().time() + run.deadline_s
-            result = await run.in_store(index, gets[resident], read, until_s)
+        if resident:
+            place = NEVER_LATE.place(self._from_memory, size_bytes, need)
+        else:
+            place = self._late_reads.place(self._ahead, size_bytes, need)
+        result = NOT_QUEUED
+        async with place as has_one:
+            if has_one:
+                until_s = asyncio.get_running_loop().time() + run.deadline_s
+                result = await run.in_store(index, gets[resident], read, until_s)
+                self._late_reads.note(result, rest_s=run.deadline_s)
             if not run.wanted(index):
                 return replace(NOT_READ, quiet=result.quiet)
             if result.ok and result.from_memory:
@@ -168,12 +177,16 @@ class StorageTraffic:
 
     async def _write(self, run: BlockRun, puts: Handover[BlockWrite], index: int, write: BlockWrite) -> BlockResult:
         need, size_bytes = (*run.need, index), self._layout.block_bytes
-        async with self._writing.slot(size_bytes, need):
+        async with self._late_writes.place(self._writing, size_bytes, need) as has_one:
+            if not has_one:
+                return NOT_QUEUED
             until_s = asyncio.get_running_loop().time() + run.deadline_s
             result = await _pass(self._cards.storage_write, size_bytes, Lane.STORE, need, until_s)
             if not result.ok:
                 return result
-            return await run.in_store(index, puts, write, until_s)
+            result = await run.in_store(index, puts, write, until_s)
+            self._late_writes.note(result, rest_s=run.deadline_s)
+            return result
 
 
 def _get(store: BlockStore) -> Callable[[list[BlockRead], float], Coroutine[Any, Any, list[BlockResult]]]:

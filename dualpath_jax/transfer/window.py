@@ -33,6 +33,11 @@ class Window:
         self._waiters: list[_Waiter] = []
         self._arrivals = count()
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether an entry of that size would be let in at once."""
+        fits = not self.in_flight_bytes or self.in_flight_bytes + size_bytes <= self.limit_bytes
+        return fits and all(waiter.admitted.cancelled() for waiter in self._waiters)
+
     @contextlib.asynccontextmanager
     async def slot(self, size_bytes: int, need: Need = ()) -> AsyncIterator[None]:
         """Waits for room for `size_bytes` and gives it back at the end, also when cancelled while waiting."""

@@ -8,6 +8,8 @@ import pytest
 from dualpath_scheduler import policy
 from dualpath_scheduler.policy import ReadPlan
 from dualpath_storage.keys import KVIdentity, chain_keys
+from dualpath_storage.medium_store import MediumStore
+from dualpath_storage.store import StoreError
 from tests.cluster.harness import Cluster, running, small_spec
 from tests.cluster.oracle import expected_tokens, random_prompt
 
@@ -77,6 +79,21 @@ async def test_one_bad_block_hurts_one_request(tmp_path):
     assert hurt.tokens == expected_tokens(spec, PROMPT, 5)
     assert whole.tokens == expected_tokens(spec, other, 5)
     assert (hurt.recomputed_blocks, whole.recomputed_blocks, whole.hit_tokens) == (6, 0, 72)
+
+
+async def test_a_damaged_block_that_cannot_be_deleted_is_recomputed(tmp_path, monkeypatch):
+    async def refuse(store: MediumStore, keys: list[bytes]) -> None:
+        raise StoreError("the disk is read-only")
+
+    spec = small_spec(tmp_path)
+    async with running(spec) as cluster:
+        await cluster.generate(PROMPT, 1)
+        await cluster.quiet()
+        _flip(_block_file(cluster, 3))
+        monkeypatch.setattr(MediumStore, "delete", refuse)
+        hurt = await cluster.generate(PROMPT, 5)
+    assert hurt.tokens == expected_tokens(spec, PROMPT, 5)
+    assert (hurt.recomputed_blocks, hurt.attempts) == (4, 1)
 
 
 FAULTS = ("delay", "hang", "error", "truncate", "flip", "swap", "lose")

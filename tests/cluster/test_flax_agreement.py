@@ -112,6 +112,22 @@ async def test_a_session_of_many_turns_over_a_full_restart_agrees(tmp_path):
     check(spec, asked)
 
 
+async def test_blocks_in_memory_agree_and_cost_storage_nothing(tmp_path):
+    spec = flax_spec(tmp_path, storage__dram_bytes=2**20)
+    tokens = prompt(3, 60)
+    async with running(spec) as cluster:
+        cold = await _ask(cluster, tokens, 8)
+        await cluster.quiet()
+        warm = [await _ask(cluster, tokens, 8), await _ask(cluster, [*tokens, *cold.result.tokens, 5], 8)]
+        await cluster.quiet()
+        from_memory = sum(node.services.traffic.stats().memory_read_bytes for node in cluster.nodes.values())
+        block_bytes = cluster.nodes["decode-0"].services.engine.layout.block_bytes
+        assert sum((await _read_bytes(cluster)).values()) == 0  # the decode node wrote them and reads them
+    check(spec, [cold, *warm])
+    assert [one.result.hit_tokens for one in warm] == [56, 64]
+    assert from_memory == (7 + 8) * block_bytes
+
+
 async def test_bfloat16_kv_agrees_within_its_own_epsilon(tmp_path):
     """With dense layers only: which experts a token goes to is not continuous in KV that is rounded."""
     dense = {"model__num_hidden_layers": 2, "model__first_k_dense_replace": 2, "model__kv_dtype": "bfloat16"}

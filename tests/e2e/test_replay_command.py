@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.small_disk import run_on_small_disk
 from tests.launch.commands import Ended, Started, all_gone, check_refused, descendants, ended_in_the_end, run
 from tests.replay.samples import write_trace
 
@@ -143,6 +144,23 @@ def test_damaged_blocks_are_recomputed_and_counted_and_change_nothing(tmp_path):
     assert "dualpath agrees with the no-cache reference" in ended.output
 
 
+def test_a_small_disk_costs_hits_and_nothing_else(tmp_path):
+    trace = write_trace(tmp_path / "trace.jsonl", sessions=6, turns=6, append=300, generate=9)
+    disk, report = tmp_path / "disk", tmp_path / "report"
+    disk.mkdir()
+    flags = [*QUICK, "--set=max_context_tokens=4096", "--set=host_buffer_blocks=512", "--set=engine.decode_pages=512"]
+    flags += ["--set=engine.prefix_token_buckets=[4096]", f"--trace={trace}", f"--report={report}"]
+    store = f"--set=storage.url=file://{disk / 'kv'}"
+    ended = run_on_small_disk(disk, "20m", "dualpath-replay", *flags, store, timeout_s=100)
+    assert ended.status == 0, ended.errors
+    assert "dualpath agrees with the no-cache reference" in ended.output
+    (row,) = [line for line in ended.output.splitlines() if line.startswith("Blocks not stored")]
+    summary = json.loads((report / "report.json").read_text())["modes"]["dualpath"]
+    assert int(row.split()[-1]) == summary["dropped_blocks"] > 0
+    assert (summary["failed"], summary["recomputed_blocks"]) == (0, 0)
+    assert summary["hit_rate"] > 0
+
+
 def _bad_trace(folder: Path) -> Path:
     file = folder / "bad.jsonl"
     file.write_text('{"input_length": 10, "output_length": 2, "hash_ids": [1]}\n{"input_length": 10}\n')
@@ -166,6 +184,7 @@ def _bad_trace(folder: Path) -> Path:
         (["--set=storage.url=memory://x"], ["storage.url = 'memory://x': processes share no memory"]),
         (["--set=storage.url=tensorstore+memory://x"], ["processes share no memory"]),
         (["--set=checkpoint={folder}"], ["checkpoint = ", "config.json cannot be read"]),
+        (["--set=engine.kind=flax", "--platform=abacus"], ["--platform=abacus: platform 'abacus' cannot be used"]),
         (["--trace={good}", "--set=max_context_tokens=16"], ["no session's first turn fits max_context_tokens (16)"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) and value[0].startswith("--") else "",

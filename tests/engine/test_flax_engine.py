@@ -19,7 +19,7 @@ def test_identity_names_what_the_kv_is_of() -> None:
     spec = cluster_spec()
     identity = kv_identity(spec)
     assert engine_group().identity == identity
-    assert (identity.weights_id, identity.weights_version, identity.block_tokens) == ("seed:0", 0, 8)
+    assert (identity.weights_id, identity.weights_version, identity.block_tokens) == ("uniform-1-seed-0", 0, 8)
     assert identity.layout_digest == engine_group().layout.digest.hex()
     for changed in ({"weights_seed": 1}, {"weights_version": 1}, {"kv_dtype": "bfloat16"}):
         assert kv_identity(cluster_spec(**changed)).root() != identity.root()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODULES = {"dualpath-launch": "dualpath_jax.launch.main", "dualpath-replay": "dualpath_jax.replay.main"}
+"""Those whose module runs as a program."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,19 @@ def run(name: str, *flags: str, timeout_s: float = 60.0) -> Ended:
     """Run to the end. Raises TimeoutExpired, with the process killed, where it does not come."""
     done = subprocess.run(command(name, *flags), capture_output=True, text=True, timeout=timeout_s, check=False)
     return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def run_unread(name: str, *flags: str, timeout_s: float = 60.0) -> Ended:
+    """Run to the end with a standard output that nobody reads any more, as after `| head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            command(name, *flags), stdout=writer, stderr=subprocess.PIPE, text=True, timeout=timeout_s, check=False
+        )
+    finally:
+        os.close(writer)
+    return Ended(done.returncode, "", done.stderr)
 
 
 def check_refused(ended: Ended, *texts: str) -> None:

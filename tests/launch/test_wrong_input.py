@@ -13,7 +13,7 @@ from dualpath_jax.cluster.services import node_services
 from dualpath_jax.engine.build import build_engine
 from dualpath_scheduler.service import SchedulerUnavailable
 from tests.cluster.harness import small_spec
-from tests.launch.commands import check_refused, free_port, run
+from tests.launch.commands import Ended, check_refused, free_port, run, run_unread
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STORE = "--set=storage.url=file:///unused"
@@ -30,6 +30,8 @@ FAKE = "--set=engine.kind=fake"
         (["--role=scheduler", "--config=local_1p3d"], ["no such preset: 'local_1p3d'", "local_1p2d"]),
         (["--role=scheduler", "--config=/no/such.toml"], ["/no/such.toml: cannot be read: No such file"]),
         (["--role=scheduler"], ["storage.url is empty: expected a store that all nodes reach, --set=storage.url="]),
+        (["--role=scheduler", "--set=storage.url=memory://a"], ["'memory://a': processes share no memory", "file:///"]),
+        (["--role=prefill", "--set=storage.url=faulty+tensorstore+memory://a?flip=1"], ["processes share no memory"]),
         (["--role=prefill", STORE], ["--scheduler is empty: --role=prefill needs it"]),
         (["--role=decode", STORE, "--scheduler=h:1"], ["--node_id is empty: --role=decode needs it"]),
         (["--role=decode", STORE, "--scheduler=h", "--node_id=a"], ["--scheduler=h: expected host:port"]),
@@ -113,6 +115,11 @@ async def test_no_scheduler_is_waited_for_a_while_and_named(tmp_path, monkeypatc
     async with asyncio.timeout(20):
         with pytest.raises(SchedulerUnavailable, match=f"node alone found no scheduler at {address} for 0.5 s"):
             await _serve(small_spec(tmp_path), address)
+
+
+@pytest.mark.parametrize("name", ["dualpath-launch", "dualpath-replay"])
+def test_help_that_nobody_reads_to_its_end_is_no_error(name):
+    assert run_unread(name, "--help") == Ended(0, "", "")
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

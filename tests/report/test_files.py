@@ -125,6 +125,18 @@ def test_the_table(basic: RunRecord, dualpath: RunRecord) -> None:
     assert row(table, "Failed requests") == ["0", "1"]
 
 
+def test_what_memory_gave_and_storage_refused_is_tabled_where_there_was_any(
+    basic: RunRecord, dualpath: RunRecord
+) -> None:
+    table = format_table(summarise([basic, dualpath]))
+    assert "from memory" not in table
+    assert "not stored" not in table
+    nodes = tuple(replace(node, memory_read_bytes=3_000_000, dropped_blocks=7) for node in dualpath.nodes)
+    table = format_table(summarise([basic, replace(dualpath, nodes=nodes)]))
+    assert row(table, "Read from memory (MB)") == ["0.0", "6.0"]
+    assert row(table, "Blocks not stored") == ["0", "14"]
+
+
 def test_the_table_without_a_baseline_or_a_request(dualpath: RunRecord) -> None:
     table = format_table(summarise([replace(dualpath, requests=())]))
     assert row(table, "Speed-up over basic (x)") == ["-"]

@@ -25,6 +25,7 @@ def test_a_summary_has_the_keys_of_the_report(basic: RunRecord, dualpath: RunRec
         "requests",
         "failed",
         "recomputed_blocks",
+        "dropped_blocks",
     }
     assert set(summarise([dualpath])["dualpath"]) == keys
     both = summarise([basic, dualpath])
@@ -41,7 +42,7 @@ def test_a_run_without_failures(basic: RunRecord) -> None:
     assert summary["tpot_p50_s"] == pytest.approx(0.05)
     assert summary["hit_rate"] == 0.96
     assert (summary["bytes_read_prefill_side"], summary["bytes_read_decode_side"]) == (216_000_000, 0)
-    assert summary["bytes_read_memory"] == 0
+    assert (summary["bytes_read_memory"], summary["dropped_blocks"]) == (0, 0)
     assert summary["snic_busy_share"] == {"prefill-0": 0.9, "decode-0": 0.0}
     # The decode node could not read: it does not count.
     assert summary["snic_bytes_max_over_mean"] == 1.0

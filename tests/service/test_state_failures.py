@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.service.support import TWO_BY_TWO, World, events, failure, make_spec, prompt
+from tests.service.support import BLOCK, TWO_BY_TWO, World, events, failure, make_spec, prompt, publish, tokens
 
 
 def test_reports_of_an_older_attempt_are_dropped() -> None:
@@ -58,6 +58,27 @@ def test_the_last_attempt_waits_until_a_dead_node_would_be_known() -> None:
     assert world.state.describe().running_requests == 1
     world.later(4.0, "prefill-0", "decode-0")
     assert world.dispatch().request_id == request.id
+
+
+def test_the_last_retry_reads_nothing_from_storage() -> None:
+    """A store on which every read goes wrong costs a request its hits, and never its last attempt."""
+    world = World(make_spec(max_attempts=3))
+    publish(world, tokens(4 * BLOCK))
+    _, assignment = world.start(prompt(tokens=tokens(4 * BLOCK + 1)))
+    planned = []
+    for _ in range(3):
+        planned.append(assignment.prefill_side_blocks + assignment.decode_side_blocks)
+        world.say("decode-0", assignment, error="a block is late and its buffer is still being written to")
+        world.later(4.0, "prefill-0", "decode-0")
+        assignment = world.dispatch() if len(planned) < 3 else assignment
+    assert planned == [4, 4, 0]
+
+
+def test_an_only_attempt_reads_what_is_stored() -> None:
+    world = World(make_spec(max_attempts=1))
+    publish(world, tokens(4 * BLOCK))
+    _, assignment = world.start(prompt(tokens=tokens(4 * BLOCK + 1)))
+    assert assignment.prefill_side_blocks + assignment.decode_side_blocks == 4
 
 
 def test_a_resting_request_can_be_cancelled() -> None:

@@ -48,6 +48,17 @@ def interrupted(arguments: list[str], *, when: Callable[[], bool]) -> tuple[int,
             process.kill()
 
 
+def test_help_that_nobody_reads_is_no_error() -> None:
+    for arguments in (["--help"], ["copy", "--help"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        try:
+            ended = subprocess.run([*RUN, *arguments], stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
+        finally:
+            os.close(writer)
+        assert (ended.returncode, ended.stderr) == (0, b"")
+
+
 def output(arguments: list[str]) -> str:
     return subprocess.run([*RUN, *arguments], capture_output=True, text=True, timeout=60, check=True).stdout
 

@@ -31,6 +31,7 @@ class ModeSummary(TypedDict):
     requests: int
     failed: int
     recomputed_blocks: int
+    dropped_blocks: int
     speedup_over_basic: NotRequired[float | None]
 
 
@@ -105,6 +106,11 @@ def recomputed_blocks(run: RunRecord) -> int:
     return sum(request.recomputed_blocks for request in run.requests)
 
 
+def dropped_blocks(run: RunRecord) -> int:
+    """Blocks that the store did not take, for want of room or time, over all nodes: hits that later turns lack."""
+    return sum(node.dropped_blocks for node in run.nodes)
+
+
 def failed(run: RunRecord) -> int:
     """Requests that ended with an error."""
     return sum(request.failed for request in run.requests)
@@ -144,6 +150,7 @@ def _summary(run: RunRecord) -> ModeSummary:
         "requests": len(run.requests),
         "failed": failed(run),
         "recomputed_blocks": recomputed_blocks(run),
+        "dropped_blocks": dropped_blocks(run),
     }
 
 

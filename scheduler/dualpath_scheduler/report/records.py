@@ -76,6 +76,8 @@ class NodeRecord:
     """The card's rate, for plots; None: no limit."""
     memory_read_bytes: int = 0
     """Read from the node's DRAM tier: they passed no card, and are in no other count."""
+    dropped_blocks: int = 0
+    """Blocks that the store did not take."""
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,16 @@ def _rows(summaries: Mapping[str, ModeSummary]) -> list[Row]:
         ("Read by prefill side (MB)", lambda s: _number(s["bytes_read_prefill_side"], 1, times=1e-6)),
         ("Read by decode side (MB)", lambda s: _number(s["bytes_read_decode_side"], 1, times=1e-6)),
     ]
+    if any(summary["bytes_read_memory"] for summary in summaries.values()):  # the nodes have DRAM tiers
+        head.append(("Read from memory (MB)", lambda s: _number(s["bytes_read_memory"], 1, times=1e-6)))
     tail: list[Row] = [
         ("SNIC bytes, largest over mean (x)", lambda s: _number(s["snic_bytes_max_over_mean"], 2)),
         ("Requests", lambda s: str(s["requests"])),
         ("Failed requests", lambda s: str(s["failed"])),
         ("Recomputed blocks", lambda s: str(s["recomputed_blocks"])),
     ]
+    if any(summary["dropped_blocks"] for summary in summaries.values()):
+        tail.append(("Blocks not stored", lambda s: str(s["dropped_blocks"])))
     return [*head, *_busy_rows(summaries), *tail]
 
 

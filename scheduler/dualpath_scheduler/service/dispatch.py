@@ -183,6 +183,9 @@ class Dispatcher:
             yield WaitingRequest(request.id, request.room_tokens(block_tokens), hit_tokens, request.order)
 
     def _hit_blocks(self, request: Request) -> int:
+        """Stored blocks that the next attempt may read. The last retry reads none: no store can make that one fail."""
+        if 1 < request.attempts + 1 >= self._spec.scheduling.max_attempts:
+            return 0
         return self._index.longest_prefix(request.chain(self._root(request), self._spec.block_tokens))
 
     def _root(self, request: Request) -> bytes:

@@ -38,8 +38,8 @@ def run() -> NoReturn:
 
 def main(arguments: Sequence[str]) -> int:
     """Run one subcommand and return its exit status; SystemExit for `--help` and for wrong arguments."""
-    given = _parser().parse_args(arguments)
     try:
+        given = _given(arguments)
         status: int = given.function(given)
         sys.stdout.flush()
     except StoreError as error:
@@ -52,6 +52,14 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         return _complain(str(error), USAGE_ERROR)
     return status
+
+
+def _given(arguments: Sequence[str]) -> argparse.Namespace:
+    try:
+        return _parser().parse_args(arguments)
+    except SystemExit:
+        sys.stdout.flush()  # here, where a reader of the help who is gone already is expected
+        raise
 
 
 @final
