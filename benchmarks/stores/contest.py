@@ -55,7 +55,15 @@ class Contest:
     target: float | None = None
 
 
-Backend = Callable[[Blocks], contextlib.AbstractAsyncContextManager[list[Contest]]]
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """How often each side moves all blocks, after a first round that does not count; where files go, if it matters."""
+
+    rounds: int
+    folder: str | None
+
+
+Backend = Callable[[Blocks, Setting], contextlib.AbstractAsyncContextManager[list[Contest]]]
 """Opens a store and whatever it needs, and gives its contests; closes both in the end. Raises `MissingError`."""
 
 

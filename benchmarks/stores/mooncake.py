@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from benchmarks.stores.contest import Blocks, Contest, MissingError, get, nothing, put
+from benchmarks.stores.contest import Blocks, Contest, MissingError, Setting, get, nothing, put
 from dualpath_storage.block_format import HEADER_BYTES
 from dualpath_storage.mooncake_store import MooncakeStore
 from tests.mooncake import running_mooncake, why_no_mooncake
@@ -15,7 +15,7 @@ ROOM = 5
 
 
 @contextlib.asynccontextmanager
-async def mooncake(blocks: Blocks) -> AsyncIterator[list[Contest]]:
+async def mooncake(blocks: Blocks, _: Setting) -> AsyncIterator[list[Contest]]:
     """Over TCP on 127.0.0.1."""
     if reason := why_no_mooncake():
         raise MissingError(reason)
