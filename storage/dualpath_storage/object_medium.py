@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import final
 
+import numpy as np
 import tensorstore
 
 from dualpath_storage.medium import Look, Medium, Staged
@@ -118,7 +119,8 @@ def _copy(
     arrived = memoryview(found[0].value)
     start, rest = arrived[: len(header)], arrived[first:end]
     header[: len(start)] = start
-    payload[: len(rest)] = rest
+    # NumPy lets other threads run meanwhile, which an assignment to a memoryview does not.
+    np.copyto(np.frombuffer(payload[: len(rest)], np.uint8), np.frombuffer(rest, np.uint8))
     if look is not None:
         look(payload)
     return min(len(arrived), end + 1)
