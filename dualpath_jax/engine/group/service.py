@@ -1,0 +1,80 @@
+"""Where the followers of an engine group come to: the leader's end of their streams."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, final
+
+import grpc
+
+from dualpath_jax.engine.group import group_pb2 as pb
+from dualpath_jax.engine.group import group_pb2_grpc
+from dualpath_jax.engine.group.leader import RemoteEngines
+from dualpath_jax.engine.group.link import GroupLost, Link, OnLost
+from dualpath_jax.engine.group.messages import MESSAGE_OPTIONS
+
+
+@final
+class LeaderService(group_pb2_grpc.LeaderServicer):
+    """Listens on a free port of `host` until `close`, for processes 1 to `processes` - 1, each of which comes once.
+
+    Raises OSError where it cannot listen there.
+    """
+
+    def __init__(
+        self, host: str, *, processes: int, config_digest: bytes, silence_s: float, on_lost: OnLost
+    ) -> None:
+        self._processes = processes
+        self._config_digest = config_digest
+        self._silence_s = silence_s
+        self._on_lost = on_lost
+        self._links: dict[int, Link] = {}
+        self._changed = threading.Condition()
+        # Without so_reuseport=0 a second process could take the same port and a share of the connections.
+        options = (*MESSAGE_OPTIONS, ("grpc.so_reuseport", 0))
+        self._server = grpc.server(ThreadPoolExecutor(processes, thread_name_prefix="followers"), options=options)
+        group_pb2_grpc.add_LeaderServicer_to_server(self, self._server)
+        try:
+            port = self._server.add_insecure_port(f"{host}:0")
+        except RuntimeError as error:
+            raise OSError(f"the leader of a group cannot listen on {host}: {error}") from error
+        self.address = f"{host}:{port}"
+        self._server.start()
+
+    def Follow(self, request_iterator: Iterator[pb.Frame], context: Any) -> Iterator[pb.Frame]:  # noqa: N802
+        """One follower's stream."""
+        hello = next(request_iterator, pb.Frame()).hello
+        link = self._welcome(hello, context)
+        threading.Thread(target=link.pump, args=(request_iterator,), daemon=True, name=link.name).start()
+        yield from link.outgoing()
+
+    def _welcome(self, hello: pb.Hello, context: Any) -> Link:
+        if hello.config_digest != self._config_digest:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "its config differs from this process's")
+        with self._changed:
+            if hello.process in self._links or not 0 < hello.process < self._processes:
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"process {hello.process} is not expected")
+            link = Link(f"process {hello.process}", silence_s=self._silence_s, on_lost=self._on_lost)
+            self._links[hello.process] = link
+            self._changed.notify_all()
+        return link
+
+    def followers(self, engines: int, *, deadline_s: float) -> list[RemoteEngines]:
+        """Wait for all followers; each has the same share of `engines`. Raises GroupLost at the deadline."""
+        end, share = time.monotonic() + deadline_s, engines // self._processes
+        with self._changed:
+            while len(self._links) < self._processes - 1:
+                if not self._changed.wait(end - time.monotonic()):
+                    missing = sorted({*range(1, self._processes)} - set(self._links))
+                    raise GroupLost(f"processes {missing} of the group have not come within {deadline_s:g} s")
+            return [
+                RemoteEngines(link, range(process * share, (process + 1) * share))
+                for process, link in sorted(self._links.items())
+            ]
+
+    def close(self) -> None:
+        """End all streams; to the followers that is no loss only after the group was closed."""
+        for link in self._links.values():
+            link.close()
+        self._server.stop(grace=1.0).wait()
