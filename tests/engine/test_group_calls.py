@@ -12,11 +12,11 @@ from dualpath_configs import ClusterSpec
 from dualpath_jax.engine.base import DecodeRequest, EngineGroup, PrefillChunk, Sampling
 from dualpath_jax.engine.fake import FakeEngineGroup
 from dualpath_jax.engine.group.follower import Follower
-from dualpath_jax.engine.group.leader import GroupDiverged, LeaderEngineGroup
+from dualpath_jax.engine.group.leader import LeaderEngineGroup
 from dualpath_jax.engine.group.link import GroupLost
 from dualpath_jax.engine.group.service import LeaderService
 from tests.cluster.harness import small_spec
-from tests.engine.flax_testbed import fill_stage, full_blocks, run_pass
+from tests.engine.flax_testbed import full_blocks, run_pass
 
 DIGEST = b"config"
 

@@ -33,9 +33,7 @@ class Follower:
     `config_digest` must be the leader's. `on_lost` is told where the leader is gone; see `Link`.
     """
 
-    def __init__(
-        self, address: str, *, process: int, config_digest: bytes, silence_s: float, on_lost: OnLost
-    ) -> None:
+    def __init__(self, address: str, *, process: int, config_digest: bytes, silence_s: float, on_lost: OnLost) -> None:
         self._link = Link(LEADER, silence_s=silence_s, on_lost=on_lost)
         self._channel = grpc.insecure_channel(address, options=MESSAGE_OPTIONS)
         self._link.send([pb.Frame(hello=pb.Hello(process=process, config_digest=config_digest))])

@@ -22,8 +22,8 @@ class GroupLost(RuntimeError):  # noqa: N818 - the name of what happened
 class Link:
     """The stream to the process that `name` calls.
 
-    It counts as lost where the stream ends before that is expected, where nothing has been heard for `silence_s` (both sides
-    say four times as often that they live, whatever their engines are doing), and where an answer is overdue.
+    It counts as lost where the stream ends before that is expected, where nothing has been heard for `silence_s` (both
+    sides say four times as often that they live, whatever their engines are doing), and where an answer is overdue.
     """
 
     def __init__(self, name: str, *, silence_s: float, on_lost: OnLost) -> None:

@@ -22,9 +22,7 @@ class LeaderService(group_pb2_grpc.LeaderServicer):
     Raises OSError where it cannot listen there.
     """
 
-    def __init__(
-        self, host: str, *, processes: int, config_digest: bytes, silence_s: float, on_lost: OnLost
-    ) -> None:
+    def __init__(self, host: str, *, processes: int, config_digest: bytes, silence_s: float, on_lost: OnLost) -> None:
         self._processes = processes
         self._config_digest = config_digest
         self._silence_s = silence_s
