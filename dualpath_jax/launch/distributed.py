@@ -34,7 +34,11 @@ def join_group(coordinates: Coordinates | None, *, timeout_s: int) -> None:
         shutdown_timeout_seconds=SHUTDOWN_S,
     )
     where = "the coordinator that was detected" if coordinates is None else coordinates.address
-    with _ended_after(timeout_s, f"not all processes of the group have met at {where} after {timeout_s} s"):
+    with _ended_after(
+        timeout_s,
+        f"not all processes of this node have met at {where} within {timeout_s} s: expected each to be started, and to "
+        "reach that address; where starting takes longer, raise --initialization_timeout",
+    ):
         if coordinates is None:
             _detect(initialize)
             return

@@ -1,5 +1,6 @@
 """The processes of one node of a local cluster: they start, live and end together, and are started anew together."""
 
+import logging
 import signal
 import socket
 import threading
@@ -74,7 +75,7 @@ class NodeProcesses:
         first.check()
 
     def keep(self) -> None:
-        """Where a process has ended, end the others, and after a pause start all anew: the node's next incarnation."""
+        """Where a process has ended, start all anew after a pause: the node's next incarnation."""
         now = time.monotonic()
         if all(process.running for process in self.processes):
             if now > self._started + SETTLED_S:
@@ -82,11 +83,15 @@ class NodeProcesses:
             self._next_start = 0.0
             return
         if not self._next_start:
-            for process in self.processes:
-                process.kill()  # the others may be frozen, or wait for those that are gone
             self._next_start, self._pause_s = now + self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
         elif now > self._next_start:
+            for process in self.processes:
+                process.kill()  # those that have not noticed may be frozen
+            logging.warning("%s lost a process and is started anew: %s", self.name, self._what_ended())
             self.start()
+
+    def _what_ended(self) -> str:
+        return ", ".join(f"{process.name} with status {process.status}" for process in self.processes)
 
 
 @final

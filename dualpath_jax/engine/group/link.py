@@ -73,7 +73,7 @@ class Link:
 
     def pump(self, incoming: Iterable[pb.Frame]) -> None:
         """Take in what gRPC receives, until the stream ends: then the other is lost, unless the link was closed."""
-        reason = "it has ended"
+        reason = "its stream has ended"
         try:
             for frame in incoming:
                 self._heard = time.monotonic()
@@ -105,12 +105,12 @@ class Link:
 
     def _lost(self, reason: str) -> None:
         if self._end() and not self._end_expected:
-            self._on_lost(f"{self.name} is gone: {reason}")
+            self._on_lost(f"lost {self.name}: {reason}")
 
     def _watch(self) -> None:
         while not self._over.wait(self._silence_s / 8):
             now = time.monotonic()
             if now > self._heard + self._silence_s:
-                self._lost(f"nothing was heard of it for {self._silence_s:g} s")
+                self._lost(f"nothing was heard for {self._silence_s:g} s")
             elif now > self._due:
-                self._lost("it has not answered a call in time")
+                self._lost("an answer is overdue")

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import grpc
 
@@ -28,16 +28,18 @@ class LeaderService(group_pb2_grpc.LeaderServicer):
         self._silence_s = silence_s
         self._on_lost = on_lost
         self._links: dict[int, Link] = {}
+        self._refusal = ""
         self._changed = threading.Condition()
         # Without so_reuseport=0 a second process could take the same port and a share of the connections.
         options = (*MESSAGE_OPTIONS, ("grpc.so_reuseport", 0))
         self._server = grpc.server(ThreadPoolExecutor(processes, thread_name_prefix="followers"), options=options)
         group_pb2_grpc.add_LeaderServicer_to_server(self, self._server)
+        name = f"[{host}]" if ":" in host else host
         try:
-            port = self._server.add_insecure_port(f"{host}:0")
+            port = self._server.add_insecure_port(f"{name}:0")
         except RuntimeError as error:
             raise OSError(f"the leader of a group cannot listen on {host}: {error}") from error
-        self.address = f"{host}:{port}"
+        self.address = f"{name}:{port}"
         self._server.start()
 
     def Follow(self, request_iterator: Iterator[pb.Frame], context: Any) -> Iterator[pb.Frame]:  # noqa: N802
@@ -48,21 +50,32 @@ class LeaderService(group_pb2_grpc.LeaderServicer):
         yield from link.outgoing()
 
     def _welcome(self, hello: pb.Hello, context: Any) -> Link:
-        if hello.config_digest != self._config_digest:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "its config differs from this process's")
         with self._changed:
+            if hello.config_digest != self._config_digest:
+                self._refuse(f"process {hello.process} has another config than process 0: expected the same", context)
             if hello.process in self._links or not 0 < hello.process < self._processes:
-                context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"process {hello.process} is not expected")
+                self._refuse(f"process {hello.process}: expected 1 to {self._processes - 1}, each once", context)
             link = Link(f"process {hello.process}", silence_s=self._silence_s, on_lost=self._on_lost)
             self._links[hello.process] = link
             self._changed.notify_all()
         return link
 
+    def _refuse(self, why: str, context: Any) -> NoReturn:
+        self._refusal = why
+        self._changed.notify_all()
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
+        raise AssertionError("abort raises")
+
     def followers(self, engines: int, *, deadline_s: float) -> list[RemoteEngines]:
-        """Wait for all followers; each has the same share of `engines`. Raises GroupLost at the deadline."""
+        """Wait for all followers; each has the same share of `engines`.
+
+        Raises GroupLost at the deadline, and where one that came was refused.
+        """
         end, share = time.monotonic() + deadline_s, engines // self._processes
         with self._changed:
-            while len(self._links) < self._processes - 1:
+            while len(self._links) < self._processes - 1 or self._refusal:
+                if self._refusal:
+                    raise GroupLost(self._refusal)
                 if not self._changed.wait(end - time.monotonic()):
                     missing = sorted({*range(1, self._processes)} - set(self._links))
                     raise GroupLost(f"processes {missing} of the group have not come within {deadline_s:g} s")
