@@ -109,7 +109,7 @@ class SchedulingSpec(Spec):
     layers_per_group: PositiveInt = Field(default=2, description="Layers that one step of layerwise prefill runs.")
     lease_s: PositiveFloat = Field(default=4.0, description="Silence after which a node counts as dead.")
     process_silence_s: PositiveFloat = Field(
-        default=8.0, description="Silence after which a process of a node counts as dead, and the node with it."
+        default=10.0, description="Silence after which a process of a node counts as dead, and the node with it."
     )
     process_call_s: PositiveFloat = Field(
         default=60.0, description="Time that a process of a node has for one call to its engines, once warmed up."

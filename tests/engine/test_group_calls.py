@@ -1,103 +1,129 @@
-"""A leader and its followers in one process, on fake engines: the group answers as one engine group would."""
-
-import contextlib
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+"""A leader and its followers on fake engines: the group answers as one engine group would, or says what is wrong."""
 
 import numpy as np
 import pytest
 
 from dualpath_configs import ClusterSpec
-from dualpath_jax.engine.base import DecodeRequest, EngineGroup, PrefillChunk, Sampling
+from dualpath_jax.engine.base import DecodeRequest, EngineGroup, PrefillChunk, Slot
 from dualpath_jax.engine.fake import FakeEngineGroup
 from dualpath_jax.engine.group.follower import Follower
-from dualpath_jax.engine.group.leader import LeaderEngineGroup
+from dualpath_jax.engine.group.leader import GroupDiverged, LeaderEngineGroup
 from dualpath_jax.engine.group.link import GroupLost
 from dualpath_jax.engine.group.service import LeaderService
 from tests.cluster.harness import small_spec
-from tests.engine.flax_testbed import full_blocks, run_pass
-
-DIGEST = b"config"
+from tests.engine.group_testbed import fake_group, generate, part
 
 
-@dataclass
-class Group:
-    """The leader's engines, and what was said of processes that are lost."""
-
-    engines: LeaderEngineGroup
-    service: LeaderService
-    followers: list[Follower] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-
-
-def spec_of(tmp_path, *, engines: int, processes: int, **more: object) -> ClusterSpec:
-    return small_spec(tmp_path, engines_per_node=engines, processes_per_node=processes, **more)
-
-
-def part(spec: ClusterSpec, process: int) -> FakeEngineGroup:
-    share = spec.engines_per_node // spec.processes_per_node
-    return FakeEngineGroup(spec, local_engines=range(process * share, (process + 1) * share))
-
-
-@contextlib.contextmanager
-def group_of(spec: ClusterSpec, *, call_deadline_s: float = 20.0, silence_s: float = 5.0) -> Iterator[Group]:
-    lost: list[str] = []
-    settings = {"config_digest": DIGEST, "silence_s": silence_s, "on_lost": lost.append}
-    service = LeaderService("127.0.0.1", processes=spec.processes_per_node, **settings)
-    followers, threads = [], []
-    for process in range(1, spec.processes_per_node):
-        follower = Follower(service.address, process=process, **settings)
-        followers.append(follower)
-        threads.append(threading.Thread(target=_follow, args=(follower, part(spec, process))))
-        threads[-1].start()
-    remote = service.followers(spec.engines_per_node, deadline_s=10)
-    engines = LeaderEngineGroup(part(spec, 0), remote, call_deadline_s=call_deadline_s)
-    try:
-        yield Group(engines, service, followers, lost)
-    finally:
-        engines.close()
-        service.close()
-        for follower in followers:
-            follower.close()
-        for thread in threads:
-            thread.join(10)
-        assert not any(thread.is_alive() for thread in threads)
-
-
-def _follow(follower: Follower, engine: EngineGroup) -> None:
-    with contextlib.suppress(GroupLost):
-        follower.follow(engine)
-
-
-def generate(engine: EngineGroup, spec: ClusterSpec) -> list[object]:
-    """Prefill, with a stored prefix, and decode on all engines; everything that came out."""
-    size, found = spec.block_tokens, []
-    random = np.random.default_rng(0)
-    kv = {}
-    for first, chunk in ((True, 3 * size), (False, size + 3)):
-        chunks = [
-            PrefillChunk(f"r{e}", e, random.integers(0, 97, chunk + e), 0 if first else 3 * size, Sampling())
-            for e in range(spec.engines_per_node)
-        ]
-        prefixes = [None if first else kv[e][:, : 3 * size] for e in range(spec.engines_per_node)]
-        done = run_pass(engine, chunks, prefixes, groups=((0, 1), (1, 3)))
-        kv = {e: one.kv for e, one in enumerate(done)}
-        found += [[one.choice for one in done], [one.kv.tobytes() for one in done]]
-    for e, one in enumerate(done):
-        whole = np.concatenate([np.zeros((3, 3 * size, one.kv.shape[2]), np.uint8), one.kv], axis=1)
-        request = DecodeRequest(f"r{e}", e, whole.shape[1], one.choice.token, 20, Sampling(0.5, seed=2**40))
-        slot = engine.insert(request, full_blocks(engine, whole))
-        found.append(slot)
-    while results := engine.step():
-        found.append(sorted(results, key=lambda result: result[0].engine))
-    found += [engine.export_block(slot, 4).tobytes() for slot in found if hasattr(slot, "serial")]
-    return found
+def spec_of(folder, *, engines: int = 2, processes: int = 2, **more: object) -> ClusterSpec:
+    return small_spec(folder, engines_per_node=engines, processes_per_node=processes, **more)
 
 
 @pytest.mark.parametrize(("engines", "processes"), [(2, 2), (4, 2), (8, 4)])
 def test_a_group_of_processes_answers_as_one_of_one_process(tmp_path, engines, processes):
     spec = spec_of(tmp_path, engines=engines, processes=processes)
-    with group_of(spec) as group:
-        assert generate(group.engines, spec) == generate(FakeEngineGroup(spec), spec)
+    with fake_group(spec) as group:
+        assert generate(group.engines) == generate(FakeEngineGroup(spec))
+        assert generate(group.engines).choices == generate(FakeEngineGroup(spec)).choices  # every place is free again
     assert group.lost == []
+
+
+def test_stages_and_results_larger_than_a_piece_arrive_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("dualpath_jax.engine.group.messages.PIECE_BYTES", 100)
+    spec = spec_of(tmp_path)
+    with fake_group(spec) as group:
+        assert generate(group.engines) == generate(FakeEngineGroup(spec))
+
+
+def request(engine: EngineGroup, on: int, tokens: int) -> tuple[DecodeRequest, list[np.ndarray]]:
+    blocks = engine.layout.blocks_of(tokens)
+    return DecodeRequest("r", on, tokens, 1, 4), [np.zeros(engine.layout.block_bytes, np.uint8)] * blocks
+
+
+@pytest.mark.parametrize("on", [0, 1])
+def test_what_all_processes_refuse_is_refused_and_the_group_goes_on(tmp_path, on):
+    spec = spec_of(tmp_path, engine__decode_slots=1)
+    with fake_group(spec) as group:
+        slot = group.engines.insert(*request(group.engines, on, 20))
+        assert not group.engines.can_insert(on, 20)
+        with pytest.raises(ValueError, match="ask can_insert first"):
+            group.engines.insert(*request(group.engines, on, 20))
+        with pytest.raises(ValueError, match="only 20 tokens have been fed"):
+            group.engines.export_block(slot, 3)
+        with pytest.raises(ValueError, match="no pass is running"):
+            group.engines.finish_prefill()
+        group.engines.release(slot)
+        assert group.engines.insert(*request(group.engines, on, 20)) == Slot(on, 0, 2)
+    assert group.lost == []
+
+
+def test_processes_that_do_not_do_the_same_are_found_out(tmp_path):
+    spec = spec_of(tmp_path)
+    other = FakeEngineGroup(spec_of(tmp_path, engine__decode_slots=1), local_engines=range(1, 2))
+    with fake_group(spec, other) as group:
+        group.engines.insert(*request(group.engines, 0, 20))
+        with pytest.raises(
+            GroupDiverged, match=r"insert: process 1 says '.*ask can_insert first' and this process 'yes'"
+        ):
+            group.engines.insert(*request(group.engines, 0, 20))
+
+
+class Stubborn(FakeEngineGroup):
+    """Breaks in a step, as a collective whose peer is gone."""
+
+    def step(self) -> list:
+        raise RuntimeError("broken")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_follower_that_ends_is_lost_and_so_is_the_group(tmp_path):
+    spec = spec_of(tmp_path)
+    with fake_group(spec, Stubborn(spec, local_engines=range(1, 2)), call_deadline_s=0.5) as group:
+        with pytest.raises(GroupLost, match="the stream to process 1 has ended"):
+            group.engines.step()
+        assert group.lost == ["lost process 1: an answer is overdue"]
+        with pytest.raises(GroupLost):
+            group.engines.step()
+    assert len(group.lost) >= 1
+
+
+def test_a_follower_with_another_config_is_refused_on_both_sides(tmp_path):
+    lost: list[str] = []
+    settings = {"silence_s": 5.0, "on_lost": lost.append}
+    service = LeaderService("127.0.0.1", processes=2, config_digest=b"one", **settings)
+    follower = Follower(service.address, process=1, config_digest=b"another", **settings)
+    try:
+        with pytest.raises(GroupLost, match="process 1 has another config than process 0: expected the same"):
+            service.followers(2, deadline_s=10)
+        with pytest.raises(GroupLost):
+            follower.follow(part(spec_of(tmp_path), 1))
+        assert lost == [
+            "lost the leader (process 0): FAILED_PRECONDITION: process 1 has another config than process 0: "
+            "expected the same"
+        ]
+    finally:
+        follower.close()
+        service.close()
+
+
+def test_a_follower_that_does_not_come_is_named():
+    service = LeaderService("127.0.0.1", processes=3, config_digest=b"", silence_s=5.0, on_lost=print)
+    try:
+        with pytest.raises(GroupLost, match=r"processes \[1, 2\] of the group have not come within 0\.1 s"):
+            service.followers(3, deadline_s=0.1)
+    finally:
+        service.close()
+
+
+def test_engines_that_nobody_has_are_found_out(tmp_path):
+    with pytest.raises(ValueError, match=r"the processes have engines \[0\]: expected each of 2 once"):
+        LeaderEngineGroup(part(spec_of(tmp_path), 0), [], call_deadline_s=1.0)
+
+
+def test_a_pass_needs_a_start(tmp_path):
+    with fake_group(spec_of(tmp_path)) as group, pytest.raises(ValueError, match="call start_prefill first"):
+        group.engines.run_layers(0, 1, group.engines.new_stage(1))
+    with fake_group(spec_of(tmp_path)) as group:
+        group.engines.start_prefill(group.engines.plan_prefill([PrefillChunk("r", 1, np.arange(5), 0)]))
+        with pytest.raises(ValueError, match="expected to go on at layer 0"):
+            group.engines.run_layers(1, 2, group.engines.new_stage(1))
+        assert group.engines.run_layers(0, 3, group.engines.new_stage(3)).shape[:2] == (2, 3)
