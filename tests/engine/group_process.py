@@ -18,7 +18,7 @@ from dualpath_jax.launch.group import Leader, follow, meet  # noqa: E402
 from dualpath_jax.launch.group_flags import Coordinates  # noqa: E402
 from dualpath_jax.launch.platform import configure_jax  # noqa: E402
 from tests.engine.flax_testbed import cluster_spec  # noqa: E402
-from tests.engine.group_testbed import generate  # noqa: E402
+from tests.engine.group_testbed import GROUPS, generate  # noqa: E402
 
 
 def build(spec: ClusterSpec, process: int) -> FlaxEngineGroup:
@@ -27,6 +27,8 @@ def build(spec: ClusterSpec, process: int) -> FlaxEngineGroup:
 
 def lead(met: Leader, folder: Path) -> None:
     engines = met.engines(functools.partial(build, met.spec))
+    engines.warm_up_prefill(GROUPS)
+    engines.warm_up_decode()
     result = folder / "generated.tmp"
     result.write_bytes(pickle.dumps(generate(engines)))
     result.rename(folder / "generated")
