@@ -87,6 +87,7 @@ class NodeProcesses:
         elif now > self._next_start:
             for process in self.processes:
                 process.kill()  # those that have not noticed may be frozen
+                process.stop()
             logging.warning("%s lost a process and is started anew: %s", self.name, self._what_ended())
             self.start()
 
