@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dualpath_configs import ClusterSpec
-from dualpath_jax.engine.base import DecodeRequest, EngineGroup, PrefillChunk, Sampling, Slot, TokenChoice
+from dualpath_jax.engine.base import DecodeRequest, EngineGroup, PrefillChunk, Sampling, TokenChoice
 from dualpath_jax.engine.fake import FakeEngineGroup
 from dualpath_jax.engine.group.follower import Follower
 from dualpath_jax.engine.group.leader import LeaderEngineGroup
@@ -29,19 +29,18 @@ MAX_TOKENS = 12
 
 @dataclass
 class Generated:
-    """What a group said: KV bytes of each chunk, first tokens, steps, slots, and an exported block of each engine."""
+    """What a group said, by engine: KV bytes, first choices, those of each step, and an exported block."""
 
     kv: list[bytes]
     choices: list[TokenChoice | None]
-    slots: list[Slot]
-    steps: list[list[tuple[Slot, TokenChoice]]]
+    steps: list[dict[int, TokenChoice]]
     blocks: list[bytes]
 
 
 def generate(engine: EngineGroup) -> Generated:
     """On every engine: prefill in two chunks, the second after the first's KV, each in two layer groups; decode."""
     size, random, every = engine.layout.block_tokens, np.random.default_rng(0), range(engine.engines)
-    done = Generated([], [], [], [], [])
+    done, slots = Generated([], [], [], []), []
     first = [random.integers(0, 96, 2 * size) for _ in every]
     prefixes = [one.kv for one in run_pass(engine, _chunks(first, start=0, sampling=None), [None] * len(every), GROUPS)]
     rest = [random.integers(0, 96, size + 1 + e) for e in every]
@@ -50,12 +49,13 @@ def generate(engine: EngineGroup) -> Generated:
         kv = np.concatenate([prefix, one.kv], axis=1)
         sampling = Sampling(0.7, seed=2**40 + e) if e % 2 else Sampling()
         request = DecodeRequest(f"r{e}", e, kv.shape[1], one.choice.token, MAX_TOKENS, sampling)
-        done.slots.append(engine.insert(request, full_blocks(engine, kv)))
+        slots.append(engine.insert(request, full_blocks(engine, kv)))
         done.kv.append(kv.tobytes())
         done.choices.append(one.choice)
     while step := engine.step():
-        done.steps.append(sorted(step, key=lambda result: result[0].engine))
-    for slot in done.slots:
+        done.steps.append({slot.engine: choice for slot, choice in step})
+        assert len(done.steps[-1]) == len(step)
+    for slot in slots:
         done.blocks.append(engine.export_block(slot, 3).tobytes())
         engine.release(slot)
     return done

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dualpath_jax.launch.lifetime import LOST_GROUP
-from tests.engine.flax_testbed import TOLERANCE, engine_group
+from tests.engine.flax_testbed import TOLERANCE, idle_group
 from tests.engine.group_testbed import FlaxProcesses, Generated, flax_processes, generate
 
 
@@ -17,8 +17,8 @@ def check_agreement(got: Generated, expected: Generated) -> None:
         np.testing.assert_allclose(np.frombuffer(one, np.float32), np.frombuffer(other, np.float32), atol=1e-5)
     pairs = [(choice, wanted) for choice, wanted in zip(got.choices, expected.choices, strict=True)]
     for step, wanted_step in zip(got.steps, expected.steps, strict=True):
-        assert [slot for slot, _ in step] == [slot for slot, _ in wanted_step]
-        pairs += [(one, other) for (_, one), (_, other) in zip(step, wanted_step, strict=True)]
+        assert step.keys() == wanted_step.keys()
+        pairs += [(step[engine], wanted_step[engine]) for engine in step]
     for choice, wanted in pairs:
         assert choice.token == wanted.token
         assert choice.top_tokens == wanted.top_tokens
@@ -31,7 +31,7 @@ def ended(group: FlaxProcesses, index: int) -> int:
 
 def test_two_processes_give_what_one_gives_and_the_leader_outlasts_no_frozen_follower(tmp_path):
     with flax_processes(tmp_path, engines=2, processes=2) as group:
-        expected = generate(engine_group(2))
+        expected = generate(idle_group(2))
         got = group.generated(deadline_s=200)
         assert got == expected  # sums of two terms have one order
         group.processes[1].send_signal(signal.SIGSTOP)
@@ -62,5 +62,5 @@ def freeze_leader(group: FlaxProcesses) -> None:
 def test_four_engines_of_two_processes(tmp_path, death: Callable[[FlaxProcesses], None]):
     with flax_processes(tmp_path, engines=4, processes=2) as group:
         got = group.generated(deadline_s=300)
-        check_agreement(got, generate(engine_group(4)))
+        check_agreement(got, generate(idle_group(4)))
         death(group)
