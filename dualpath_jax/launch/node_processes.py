@@ -113,7 +113,10 @@ class Keeper:
     def _run(self) -> None:
         while not self._over.wait(5 * POLL_S):
             for node in self._nodes:
-                node.keep()
+                try:
+                    node.keep()
+                except OSError as error:  # no process, no file, no port for now
+                    logging.warning("%s cannot be started: %s", node.name, error)
 
 
 def _free_port() -> int:

@@ -73,6 +73,7 @@ class LeaderEngineGroup(EngineGroup):
         self._call_deadline_s = call_deadline_s
         self._pass: PrefillPass | None = None
         self._open = True
+        self._in_step = True
         self.layout = own.layout
         self.identity = own.identity
         self.engines = own.engines
@@ -179,10 +180,11 @@ class LeaderEngineGroup(EngineGroup):
         if not self._open:
             return
         self._open = False
-        for follower in self._followers:
-            follower.link.expect_end()
-        with contextlib.suppress(GroupLost):
-            self._together(pb.Call(close=pb.Close()), self._own.close, within_s=CLOSE_S)
+        if self._in_step:
+            for follower in self._followers:
+                follower.link.expect_end()
+            with contextlib.suppress(GroupLost):
+                self._together(pb.Call(close=pb.Close()), self._own.close, within_s=CLOSE_S)
         for follower in self._followers:
             follower.link.close()
 
@@ -196,8 +198,12 @@ class LeaderEngineGroup(EngineGroup):
     ) -> tuple[T, list[Reply]]:
         """Have the followers make a call, with the pieces that each needs, and make it here.
 
-        Raises ValueError where all processes do, and GroupDiverged where only some do.
+        Raises ValueError where all processes do, and GroupDiverged where only some do. After that, and after anything
+        else that is raised here, the processes are not in step: there is nothing left but to close.
         """
+        if not self._in_step:
+            raise GroupDiverged("an earlier call failed in this process: expected the group to be closed")
+        self._in_step = False
         deadline_s = self._call_deadline_s if within_s is None else within_s
         for follower in self._followers:
             follower.link.send(pieces(follower))
@@ -214,6 +220,7 @@ class LeaderEngineGroup(EngineGroup):
                     f"{call.WhichOneof('method')}: {reply.of.link.name} says {reply.answer.error or 'yes'!r} and "
                     f"this process {str(refusal or 'yes')!r}: expected all processes of a group to do the same"
                 ) from refusal
+        self._in_step = True
         if refusal is not None:
             raise refusal
         return result, replies
