@@ -89,18 +89,16 @@ class ShardedModel:
 
 
 def _place(arrays: Any, sharding: NamedSharding) -> Any:
-    if sharding.is_fully_addressable:
-        return jax.device_put(arrays, sharding)
+    # Faster than `device_put`, and on several processes that would compare all their rows.
     return jax.tree.map(
         lambda array: jax.make_array_from_callback(array.shape, sharding, lambda index: array[index]), arrays
     )
 
 
 def _local_rows(array: jax.Array) -> np.ndarray:
-    if array.is_fully_addressable:
-        return np.asarray(array)
-    shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start)
-    return np.concatenate([np.asarray(shard.data) for shard in shards])
+    shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    rows = [np.asarray(shard.data) for shard in shards]
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
 
 @final
