@@ -137,9 +137,9 @@ async def _serve(spec: ClusterSpec, engine: EngineGroup) -> None:
 
 
 def _engine(spec: ClusterSpec) -> EngineGroup:
-    from dualpath_jax.launch.platform import configure_jax
-
     if spec.engine.kind == "flax":
+        from dualpath_jax.launch.platform import configure_jax
+
         with _fitting():
             configure_jax(FLAGS.platform, devices=spec.engines_per_node)
     return _build(spec, 0)
