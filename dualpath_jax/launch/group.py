@@ -18,12 +18,12 @@ from dualpath_configs import ClusterSpec
 from dualpath_jax.engine.base import EngineGroup
 from dualpath_jax.engine.group.follower import Follower
 from dualpath_jax.engine.group.leader import LeaderEngineGroup
-from dualpath_jax.engine.group.link import GroupLost
+from dualpath_jax.engine.group.link import GroupLost, LinkSettings
 from dualpath_jax.engine.group.service import LeaderService
 from dualpath_jax.launch.flags import USAGE_ERROR, UsageError
 from dualpath_jax.launch.lifetime import GRACE_S, LOST_GROUP
 
-ADDRESS_BYTES = 256
+ADDRESS_BYTES = 512
 MEET_S = 60.0
 FAILED = 1
 
@@ -78,30 +78,24 @@ def meet(spec: ClusterSpec, host: str) -> Leader | Follower:
 
 
 def _meet_as_leader(spec: ClusterSpec, host: str) -> Leader:
-    service = LeaderService(
-        host,
-        processes=spec.processes_per_node,
-        config_digest=config_digest(spec),
-        silence_s=spec.scheduling.process_silence_s,
-        on_lost=end_with_group,
-    )
-    _shared_text(service.address)
+    service = LeaderService(host, link_settings(spec), processes=spec.processes_per_node)
+    _shared_text(service.addresses)
     return Leader(spec, service)
 
 
 def _meet_as_follower(spec: ClusterSpec) -> Follower:
-    return Follower(
-        _shared_text(""),
-        process=jax.process_index(),
-        config_digest=config_digest(spec),
+    return Follower(_shared_text(""), link_settings(spec), process=jax.process_index())
+
+
+def link_settings(spec: ClusterSpec) -> LinkSettings:
+    """What the processes of a node agree on: two whose configs differ would not build the same engines."""
+    return LinkSettings(
+        config_digest=hashlib.sha256(spec.model_dump_json().encode()).digest(),
         silence_s=spec.scheduling.process_silence_s,
         on_lost=end_with_group,
+        call_dscp=spec.network.model_dscp,
+        piece_dscp=spec.network.load_dscp,
     )
-
-
-def config_digest(spec: ClusterSpec) -> bytes:
-    """Equal only for processes that would build the same engines."""
-    return hashlib.sha256(spec.model_dump_json().encode()).digest()
 
 
 async def follow(follower: Follower, build: BuildEngine) -> None:

@@ -18,7 +18,7 @@ from dualpath_jax.engine.base import DecodeRequest, EngineGroup, PrefillChunk, S
 from dualpath_jax.engine.fake import FakeEngineGroup
 from dualpath_jax.engine.group.follower import Follower
 from dualpath_jax.engine.group.leader import LeaderEngineGroup
-from dualpath_jax.engine.group.link import GroupLost
+from dualpath_jax.engine.group.link import GroupLost, LinkSettings
 from dualpath_jax.engine.group.service import LeaderService
 from tests.engine.flax_testbed import full_blocks, run_pass
 from tests.launch.commands import free_port
@@ -87,12 +87,12 @@ def part(spec: ClusterSpec, process: int) -> FakeEngineGroup:
 def fake_group(spec: ClusterSpec, *follower_engines: EngineGroup, call_deadline_s: float = 20.0) -> Iterator[FakeGroup]:
     """Followers with the engines given, or with their shares."""
     lost: list[str] = []
-    settings = {"config_digest": b"config", "silence_s": 5.0, "on_lost": lost.append}
-    service = LeaderService("127.0.0.1", processes=spec.processes_per_node, **settings)
+    settings = LinkSettings(b"config", silence_s=5.0, on_lost=lost.append)
+    service = LeaderService("127.0.0.1", settings, processes=spec.processes_per_node)
     followers, threads = [], []
     for process in range(1, spec.processes_per_node):
         engine = follower_engines[process - 1] if follower_engines else part(spec, process)
-        followers.append(Follower(service.address, process=process, **settings))
+        followers.append(Follower(service.addresses, settings, process=process))
         threads.append(threading.Thread(target=_follow, args=(followers[-1], engine)))
         threads[-1].start()
     remote = service.followers(spec.engines_per_node, deadline_s=10)

@@ -8,7 +8,7 @@ from dualpath_jax.engine.base import DecodeRequest, EngineGroup, PrefillChunk, S
 from dualpath_jax.engine.fake import FakeEngineGroup
 from dualpath_jax.engine.group.follower import Follower
 from dualpath_jax.engine.group.leader import GroupDiverged, LeaderEngineGroup
-from dualpath_jax.engine.group.link import GroupLost
+from dualpath_jax.engine.group.link import GroupLost, LinkSettings
 from dualpath_jax.engine.group.service import LeaderService
 from tests.cluster.harness import small_spec
 from tests.engine.group_testbed import fake_group, generate, part
@@ -88,9 +88,9 @@ def test_a_follower_that_ends_is_lost_and_so_is_the_group(tmp_path):
 
 def test_a_follower_with_another_config_is_refused_on_both_sides(tmp_path):
     lost: list[str] = []
-    settings = {"silence_s": 5.0, "on_lost": lost.append}
-    service = LeaderService("127.0.0.1", processes=2, config_digest=b"one", **settings)
-    follower = Follower(service.address, process=1, config_digest=b"another", **settings)
+    one, other = (LinkSettings(digest, silence_s=5.0, on_lost=lost.append) for digest in (b"one", b"other"))
+    service = LeaderService("127.0.0.1", one, processes=2)
+    follower = Follower(service.addresses, other, process=1)
     try:
         with pytest.raises(GroupLost, match="process 1 has another config than process 0: expected the same"):
             service.followers(2, deadline_s=10)
@@ -106,7 +106,7 @@ def test_a_follower_with_another_config_is_refused_on_both_sides(tmp_path):
 
 
 def test_a_follower_that_does_not_come_is_named():
-    service = LeaderService("127.0.0.1", processes=3, config_digest=b"", silence_s=5.0, on_lost=print)
+    service = LeaderService("127.0.0.1", LinkSettings(b"", silence_s=5.0, on_lost=print), processes=3)
     try:
         with pytest.raises(GroupLost, match=r"processes \[1, 2\] of the group have not come within 0\.1 s"):
             service.followers(3, deadline_s=0.1)

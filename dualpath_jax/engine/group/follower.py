@@ -1,7 +1,7 @@
 """A follower of an engine group: makes the leader's calls on its own engines, one after the other."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import grpc
@@ -10,9 +10,10 @@ import numpy as np
 from dualpath_jax.engine.base import EngineGroup, PrefillPass, Stage
 from dualpath_jax.engine.group import group_pb2 as pb
 from dualpath_jax.engine.group import group_pb2_grpc
-from dualpath_jax.engine.group.link import Link, OnLost
+from dualpath_jax.engine.group.link import Link, LinkSettings
 from dualpath_jax.engine.group.messages import (
     MESSAGE_OPTIONS,
+    PROCESS,
     choice_message,
     decode_request,
     pieces_of,
@@ -22,23 +23,29 @@ from dualpath_jax.engine.group.messages import (
     slot_of,
 )
 
-Frames = Iterator[pb.Frame]
+Outcome = tuple[pb.Answer, list[pb.Piece]]
+"""An answer and the pieces that belong to it."""
+
 LEADER = "the leader (process 0)"
 
 
 @final
 class Follower:
-    """The stream to the leader at `address`. `connect` before the engine is built, then `follow` to the end.
+    """The streams to the leader at `addresses`, as its service gives them. Opened before the engine is built."""
 
-    `config_digest` must be the leader's. `on_lost` is told where the leader is gone; see `Link`.
-    """
-
-    def __init__(self, address: str, *, process: int, config_digest: bytes, silence_s: float, on_lost: OnLost) -> None:
-        self._link = Link(LEADER, silence_s=silence_s, on_lost=on_lost)
-        self._channel = grpc.insecure_channel(address, options=MESSAGE_OPTIONS)
-        self._link.send([pb.Frame(hello=pb.Hello(process=process, config_digest=config_digest))])
-        replies = group_pb2_grpc.LeaderStub(self._channel).Follow(self._link.outgoing())
-        threading.Thread(target=self._link.pump, args=(replies,), daemon=True, name="leader's calls").start()
+    def __init__(self, addresses: str, settings: LinkSettings, *, process: int) -> None:
+        calls, pieces = addresses.split()
+        self._link = Link(LEADER, settings)
+        self._channels = [
+            grpc.insecure_channel(address, options=(*MESSAGE_OPTIONS, ("grpc.dscp", dscp)))
+            for address, dscp in ((calls, settings.call_dscp), (pieces, settings.piece_dscp))
+        ]
+        self._link.send(pb.Frame(hello=pb.Hello(process=process, config_digest=settings.config_digest)))
+        stubs = [group_pb2_grpc.LeaderStub(channel) for channel in self._channels]
+        frames = stubs[0].Follow(self._link.outgoing_frames())
+        carried = stubs[1].Carry(self._link.outgoing_pieces(), metadata=((PROCESS, str(process)),))
+        for pump, stream in ((self._link.pump_frames, frames), (self._link.pump_pieces, carried)):
+            threading.Thread(target=pump, args=(stream,), daemon=True, name=LEADER).start()
 
     def follow(self, engine: EngineGroup) -> None:
         """Serve until the leader closes the group. Raises GroupLost where the stream ends sooner."""
@@ -50,18 +57,19 @@ class Follower:
             if closing:
                 self._link.expect_end()
             try:
-                for reply in calls.apply(call, pieces):
-                    self._link.send([reply])
+                answer, own_pieces = calls.apply(call, pieces)
             except ValueError as error:
-                self._link.send([pb.Frame(answer=pb.Answer(error=str(error) or "ValueError"))])
+                answer, own_pieces = pb.Answer(error=str(error) or "ValueError"), []
+            self._link.send(pb.Frame(answer=answer), own_pieces)
             if closing:
                 self._link.close()
                 return
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Let go of the connections."""
         self._link.close()
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
 
 
 @final
@@ -72,7 +80,7 @@ class EngineCalls:
         self._engine = engine
         self._pass: PrefillPass | None = None
         self._stage: Stage | None = None
-        self._methods: dict[str, Callable[[pb.Call, Sequence[pb.Piece]], Frames]] = {
+        self._methods: dict[str, Callable[[pb.Call, Sequence[pb.Piece]], Outcome]] = {
             "warm_up_prefill": self._warm_up_prefill,
             "warm_up_decode": self._warm_up_decode,
             "start_prefill": self._start_prefill,
@@ -85,35 +93,36 @@ class EngineCalls:
             "close": self._close,
         }
 
-    def apply(self, call: pb.Call, pieces: Sequence[pb.Piece]) -> Frames:
-        """Make a call; its answer, with the pieces that belong to it before it. Raises what the engine raises."""
+    def apply(self, call: pb.Call, pieces: Sequence[pb.Piece]) -> Outcome:
+        """Make a call. Raises what the engine raises."""
         method = call.WhichOneof("method")
         if method is None:
             raise ValueError("a call without a method: expected one of the engine contract's")
         return self._methods[method](call, pieces)
 
-    def _warm_up_prefill(self, call: pb.Call, _: Sequence[pb.Piece]) -> Frames:
+    def _warm_up_prefill(self, call: pb.Call, _: Sequence[pb.Piece]) -> Outcome:
         self._engine.warm_up_prefill([(group.first, group.last) for group in call.warm_up_prefill.groups])
-        yield _answer()
+        return pb.Answer(), []
 
-    def _warm_up_decode(self, call: pb.Call, _: Sequence[pb.Piece]) -> Frames:
+    def _warm_up_decode(self, call: pb.Call, _: Sequence[pb.Piece]) -> Outcome:
         self._engine.warm_up_decode()
-        yield _answer()
+        return pb.Answer(), []
 
-    def _start_prefill(self, call: pb.Call, _: Sequence[pb.Piece]) -> Frames:
+    def _start_prefill(self, call: pb.Call, _: Sequence[pb.Piece]) -> Outcome:
         self._pass = prefill_pass(call.start_prefill)
         self._engine.start_prefill(self._pass)
-        yield _answer()
+        return pb.Answer(), []
 
-    def _run_layers(self, call: pb.Call, pieces: Sequence[pb.Piece]) -> Frames:
+    def _run_layers(self, call: pb.Call, pieces: Sequence[pb.Piece]) -> Outcome:
         first, last = call.run_layers.layers.first, call.run_layers.layers.last
         new_kv = self._engine.run_layers(first, last, self._filled_stage(last - first, pieces))
         assert self._pass is not None
+        used: list[pb.Piece] = []
         for row, tokens in enumerate(used_tokens(self._pass, self._engine.local_engines)):
             for layer in range(last - first):
-                used = new_kv[row, layer, :tokens]
-                yield from pieces_of((row * (last - first) + layer) * new_kv[row, layer].size, used)
-        yield _answer()
+                offset = (row * (last - first) + layer) * new_kv[row, layer].size
+                used += pieces_of(offset, new_kv[row, layer, :tokens])
+        return pb.Answer(), used
 
     def _filled_stage(self, layers: int, pieces: Sequence[pb.Piece]) -> Stage:
         """A stage as the leader's, in which the parts of the engines here are filled."""
@@ -123,33 +132,34 @@ class EngineCalls:
         put_pieces(pieces, stage.buffer)
         return stage
 
-    def _finish_prefill(self, call: pb.Call, _: Sequence[pb.Piece]) -> Frames:
+    def _finish_prefill(self, call: pb.Call, _: Sequence[pb.Piece]) -> Outcome:
         choices = self._engine.finish_prefill()
-        yield _answer([choice_message(choice, place) for place, choice in enumerate(choices) if choice is not None])
+        chosen = [choice_message(choice, place) for place, choice in enumerate(choices) if choice is not None]
+        return pb.Answer(choices=chosen), []
 
-    def _insert(self, call: pb.Call, pieces: Sequence[pb.Piece]) -> Frames:
+    def _insert(self, call: pb.Call, pieces: Sequence[pb.Piece]) -> Outcome:
         layout, request = self._engine.layout, decode_request(call.insert)
         blocks: list[np.ndarray] = []
         if request.engine in self._engine.local_engines:
             whole = np.empty(layout.blocks_of(request.prompt_tokens) * layout.block_bytes, np.uint8)
             put_pieces(pieces, whole)
             blocks = np.split(whole, len(whole) // layout.block_bytes)
-        yield pb.Frame(answer=pb.Answer(slot=slot_message(self._engine.insert(request, blocks))))
+        return pb.Answer(slot=slot_message(self._engine.insert(request, blocks))), []
 
-    def _step(self, call: pb.Call, _: Sequence[pb.Piece]) -> Frames:
-        yield _answer([choice_message(choice, slot) for slot, choice in self._engine.step()])
+    def _step(self, call: pb.Call, _: Sequence[pb.Piece]) -> Outcome:
+        return pb.Answer(choices=[choice_message(choice, slot) for slot, choice in self._engine.step()]), []
 
-    def _export_block(self, call: pb.Call, _: Sequence[pb.Piece]) -> Frames:
-        yield from pieces_of(0, self._engine.export_block(slot_of(call.export_block.slot), call.export_block.block))
-        yield _answer()
+    def _export_block(self, call: pb.Call, _: Sequence[pb.Piece]) -> Outcome:
+        block = self._engine.export_block(slot_of(call.export_block.slot), call.export_block.block)
+        return pb.Answer(), [*pieces_of(0, block)]
 
-    def _release(self, call: pb.Call, _: Sequence[pb.Piece]) -> Frames:
+    def _release(self, call: pb.Call, _: Sequence[pb.Piece]) -> Outcome:
         self._engine.release(slot_of(call.release))
-        yield _answer()
+        return pb.Answer(), []
 
-    def _close(self, call: pb.Call, _: Sequence[pb.Piece]) -> Frames:
+    def _close(self, call: pb.Call, _: Sequence[pb.Piece]) -> Outcome:
         self._engine.close()
-        yield _answer()
+        return pb.Answer(), []
 
 
 def used_tokens(pass_: PrefillPass, engines: range) -> list[int]:
@@ -159,7 +169,3 @@ def used_tokens(pass_: PrefillPass, engines: range) -> list[int]:
         if chunk.engine in ends:
             ends[chunk.engine] = max(ends[chunk.engine], offset + len(chunk.tokens))
     return list(ends.values())
-
-
-def _answer(choices: Sequence[pb.Choice] = ()) -> pb.Frame:
-    return pb.Frame(answer=pb.Answer(choices=choices))

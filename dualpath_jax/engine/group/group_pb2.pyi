@@ -7,16 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "piece", "call", "answer")
+    __slots__ = ("hello", "call", "answer", "pieces")
     HELLO_FIELD_NUMBER: _ClassVar[int]
-    PIECE_FIELD_NUMBER: _ClassVar[int]
     CALL_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
-    piece: Piece
     call: Call
     answer: Answer
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ...) -> None: ...
+    pieces: int
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., pieces: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("process", "config_digest")

@@ -39,14 +39,26 @@ class LeaderStub:
                 request_serializer=dualpath__jax_dot_engine_dot_group_dot_group__pb2.Frame.SerializeToString,
                 response_deserializer=dualpath__jax_dot_engine_dot_group_dot_group__pb2.Frame.FromString,
                 _registered_method=True)
+        self.Carry = channel.stream_stream(
+                '/dualpath.group.Leader/Carry',
+                request_serializer=dualpath__jax_dot_engine_dot_group_dot_group__pb2.Piece.SerializeToString,
+                response_deserializer=dualpath__jax_dot_engine_dot_group_dot_group__pb2.Piece.FromString,
+                _registered_method=True)
 
 
 class LeaderServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Follow(self, request_iterator, context):
-        """One stream for each follower, for as long as the group lives. To the follower go pieces and then the call that needs
-        them; back come pieces and then the answer. A frame without a body says that its sender lives.
+        """One stream for each follower, for as long as the group lives: calls to it, and its answers. A frame without a body
+        says that its sender lives.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Carry(self, request_iterator, context):
+        """The bytes that belong to them, on a connection and in a lane of their own. The metadata `process` says whose.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -59,6 +71,11 @@ def add_LeaderServicer_to_server(servicer, server):
                     servicer.Follow,
                     request_deserializer=dualpath__jax_dot_engine_dot_group_dot_group__pb2.Frame.FromString,
                     response_serializer=dualpath__jax_dot_engine_dot_group_dot_group__pb2.Frame.SerializeToString,
+            ),
+            'Carry': grpc.stream_stream_rpc_method_handler(
+                    servicer.Carry,
+                    request_deserializer=dualpath__jax_dot_engine_dot_group_dot_group__pb2.Piece.FromString,
+                    response_serializer=dualpath__jax_dot_engine_dot_group_dot_group__pb2.Piece.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +105,33 @@ class Leader:
             '/dualpath.group.Leader/Follow',
             dualpath__jax_dot_engine_dot_group_dot_group__pb2.Frame.SerializeToString,
             dualpath__jax_dot_engine_dot_group_dot_group__pb2.Frame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Carry(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/dualpath.group.Leader/Carry',
+            dualpath__jax_dot_engine_dot_group_dot_group__pb2.Piece.SerializeToString,
+            dualpath__jax_dot_engine_dot_group_dot_group__pb2.Piece.FromString,
             options,
             channel_credentials,
             insecure,

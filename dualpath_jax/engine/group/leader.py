@@ -118,7 +118,7 @@ class LeaderEngineGroup(EngineGroup):
             put_pieces(reply.pieces, whole[_rows(reply.of.engines)].reshape(-1))
         return whole
 
-    def _stage_pieces(self, pass_: PrefillPass, layers: int, stage: Stage, engines: range) -> Iterable[pb.Frame]:
+    def _stage_pieces(self, pass_: PrefillPass, layers: int, stage: Stage, engines: range) -> Iterable[pb.Piece]:
         """The prefix KV of these engines' chunks, where it lies in the stage."""
         for chunk, block in zip(pass_.chunks, pass_.stage_blocks, strict=True):
             size = chunk.start // self.layout.block_tokens * self.layout.layer_block_bytes
@@ -150,7 +150,7 @@ class LeaderEngineGroup(EngineGroup):
                 raise GroupDiverged(f"{reply.of.link.name} took {slot_of(reply.answer.slot)}: expected {slot}")
         return slot
 
-    def _block_pieces(self, blocks: Sequence[np.ndarray]) -> Iterable[pb.Frame]:
+    def _block_pieces(self, blocks: Sequence[np.ndarray]) -> Iterable[pb.Piece]:
         for place, block in enumerate(blocks):
             yield from pieces_of(place * self.layout.block_bytes, block)
 
@@ -165,7 +165,7 @@ class LeaderEngineGroup(EngineGroup):
         if holder is None:
             return self._own.export_block(slot, block)
         call = pb.Call(export_block=pb.ExportBlock(slot=slot_message(slot), block=block))
-        holder.link.send([pb.Frame(call=call)], answer_within_s=self._call_deadline_s)
+        holder.link.send(pb.Frame(call=call), answer_within_s=self._call_deadline_s)
         reply = _receive(holder)
         if reply.answer.error:
             raise ValueError(reply.answer.error)
@@ -193,7 +193,7 @@ class LeaderEngineGroup(EngineGroup):
         call: pb.Call,
         own: Callable[[], T],
         *,
-        pieces: Callable[[RemoteEngines], Iterable[pb.Frame]] = lambda _: (),
+        pieces: Callable[[RemoteEngines], Iterable[pb.Piece]] = lambda _: (),
         within_s: float | None = None,
     ) -> tuple[T, list[Reply]]:
         """Have the followers make a call, with the pieces that each needs, and make it here.
@@ -206,8 +206,7 @@ class LeaderEngineGroup(EngineGroup):
         self._in_step = False
         deadline_s = self._call_deadline_s if within_s is None else within_s
         for follower in self._followers:
-            follower.link.send(pieces(follower))
-            follower.link.send([pb.Frame(call=call)], answer_within_s=deadline_s)
+            follower.link.send(pb.Frame(call=call), pieces(follower), answer_within_s=deadline_s)
         refusal: ValueError | None = None
         try:
             result = own()

@@ -1,17 +1,37 @@
-"""One process's end of the stream to another process of its group: frames both ways, and whether the other lives."""
+"""One process's end of the streams to another process of its group: what is said, and whether the other lives."""
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import final
+from dataclasses import dataclass
+from typing import TypeVar, final
 
 import grpc
 
 from dualpath_jax.engine.group import group_pb2 as pb
 
+T = TypeVar("T")
+
 OnLost = Callable[[str], None]
 """Told once, from any thread, which process is gone and why. Ends the process: a collective cannot be interrupted."""
+
+
+@final
+@dataclass(frozen=True)
+class LinkSettings:
+    """What all processes of a group agree on, and what each does when it loses one.
+
+    Calls and answers travel with the DSCP `call_dscp`, which is the lane of the model's collectives: a step waits for
+    them. Pieces are KV, and travel with `piece_dscp`.
+    """
+
+    config_digest: bytes
+    silence_s: float
+    on_lost: OnLost
+    call_dscp: int = 0
+    piece_dscp: int = 0
 
 
 class GroupLost(RuntimeError):  # noqa: N818 - the name of what happened
@@ -20,18 +40,20 @@ class GroupLost(RuntimeError):  # noqa: N818 - the name of what happened
 
 @final
 class Link:
-    """The stream to the process that `name` calls.
+    """The streams to the process that `name` calls.
 
-    It counts as lost where the stream ends before that is expected, where nothing has been heard for `silence_s` (both
+    It counts as lost where a stream ends before that is expected, where nothing has been heard for `silence_s` (both
     sides say four times as often that they live, whatever their engines are doing), and where an answer is overdue.
     """
 
-    def __init__(self, name: str, *, silence_s: float, on_lost: OnLost) -> None:
+    def __init__(self, name: str, settings: LinkSettings) -> None:
         self.name = name
-        self._silence_s = silence_s
-        self._on_lost = on_lost
-        self._outgoing: queue.SimpleQueue[pb.Frame | None] = queue.SimpleQueue()
-        self._incoming: queue.SimpleQueue[pb.Frame | None] = queue.SimpleQueue()
+        self._silence_s = settings.silence_s
+        self._on_lost = settings.on_lost
+        self._frames_out: queue.SimpleQueue[pb.Frame | None] = queue.SimpleQueue()
+        self._frames_in: queue.SimpleQueue[pb.Frame | None] = queue.SimpleQueue()
+        self._pieces_out: queue.SimpleQueue[pb.Piece | None] = queue.SimpleQueue()
+        self._pieces_in: queue.SimpleQueue[pb.Piece | None] = queue.SimpleQueue()
         self._heard = time.monotonic()
         self._due = float("inf")
         self._over = threading.Event()
@@ -39,46 +61,65 @@ class Link:
         self._lock = threading.Lock()
         threading.Thread(target=self._watch, daemon=True, name=f"watch {name}").start()
 
-    def send(self, frames: Iterable[pb.Frame], *, answer_within_s: float | None = None) -> None:
-        """Queue frames; with `answer_within_s`, the other is lost where it does not answer the last of them in time."""
-        for frame in frames:
-            self._outgoing.put(frame)
+    def send(self, frame: pb.Frame, pieces: Iterable[pb.Piece] = (), *, answer_within_s: float | None = None) -> None:
+        """Queue a frame and the pieces that belong to it; with `answer_within_s`, the other is to answer in time."""
+        for piece in pieces:
+            self._pieces_out.put(piece)
+            frame.pieces += 1
+        self._frames_out.put(frame)
         if answer_within_s is not None:
             self._due = time.monotonic() + answer_within_s
 
     def receive(self) -> tuple[pb.Frame, list[pb.Piece]]:
-        """Wait for the next frame that is no piece; returns it and the pieces before it. Raises GroupLost."""
-        pieces = []
-        while True:
-            frame = self._incoming.get()
-            if frame is None:
-                self._incoming.put(None)
-                raise GroupLost(f"the stream to {self.name} has ended")
-            if frame.HasField("piece"):
-                pieces.append(frame.piece)
-                continue
-            self._due = float("inf")
-            return frame, pieces
+        """Wait for the next frame and the pieces that belong to it. Raises GroupLost."""
+        frame = self._taken(self._frames_in)
+        pieces = [self._taken(self._pieces_in) for _ in range(frame.pieces)]
+        self._due = float("inf")
+        return frame, pieces
 
-    def outgoing(self) -> Iterator[pb.Frame]:
-        """What gRPC is to send, until the link is closed or lost."""
+    def _taken(self, incoming: "queue.SimpleQueue[T | None]") -> T:
+        item = incoming.get()
+        if item is None:
+            incoming.put(None)
+            raise GroupLost(f"the stream to {self.name} has ended")
+        return item
+
+    def outgoing_frames(self) -> Iterator[pb.Frame]:
+        """What gRPC is to send on the stream of calls and answers, until the link is closed or lost."""
         while True:
             try:
-                frame = self._outgoing.get(timeout=self._silence_s / 4)
+                frame = self._frames_out.get(timeout=self._silence_s / 4)
             except queue.Empty:
                 frame = pb.Frame()
             if frame is None:
                 return
             yield frame
 
-    def pump(self, incoming: Iterable[pb.Frame]) -> None:
-        """Take in what gRPC receives, until the stream ends: then the other is lost, unless the link was closed."""
-        reason = "its stream has ended"
-        try:
+    def outgoing_pieces(self) -> Iterator[pb.Piece]:
+        """The same for the stream of pieces."""
+        while (piece := self._pieces_out.get()) is not None:
+            yield piece
+
+    def pump_frames(self, incoming: Iterable[pb.Frame]) -> None:
+        """Take in what gRPC receives, until the stream ends: then the other is lost, unless that was expected."""
+        with self._lost_in_the_end():
             for frame in incoming:
                 self._heard = time.monotonic()
                 if frame.WhichOneof("body") is not None:
-                    self._incoming.put(frame)
+                    self._frames_in.put(frame)
+
+    def pump_pieces(self, incoming: Iterable[pb.Piece]) -> None:
+        """The same for the stream of pieces."""
+        with self._lost_in_the_end():
+            for piece in incoming:
+                self._heard = time.monotonic()
+                self._pieces_in.put(piece)
+
+    @contextlib.contextmanager
+    def _lost_in_the_end(self) -> Iterator[None]:
+        reason = "its stream has ended"
+        try:
+            yield
         except grpc.RpcError as error:
             if isinstance(error, grpc.Call) and error.details():
                 reason = f"{error.code().name}: {error.details()}"
@@ -99,8 +140,8 @@ class Link:
             first = not self._over.is_set()
             self._over.set()
         if first:
-            self._outgoing.put(None)
-            self._incoming.put(None)
+            for ended in (self._frames_out, self._frames_in, self._pieces_out, self._pieces_in):
+                ended.put(None)
         return first
 
     def _lost(self, reason: str) -> None:

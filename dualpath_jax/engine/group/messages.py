@@ -8,15 +8,18 @@ from dualpath_jax.engine.base import DecodeRequest, PrefillChunk, PrefillPass, S
 from dualpath_jax.engine.group import group_pb2 as pb
 
 PIECE_BYTES = 2 << 20
+PROCESS = "process"
+"""Metadata of `Carry`."""
+
 MESSAGE_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 
-def pieces_of(offset: int, data: np.ndarray) -> Iterator[pb.Frame]:
-    """Frames that carry contiguous bytes, which may change once this has been read to its end."""
+def pieces_of(offset: int, data: np.ndarray) -> Iterator[pb.Piece]:
+    """Contiguous bytes, which may change once this has been read to its end."""
     flat = data.reshape(-1).view(np.uint8)
     for start in range(0, flat.size, PIECE_BYTES):
         piece = flat[start : start + PIECE_BYTES]
-        yield pb.Frame(piece=pb.Piece(offset=offset + start, data=piece.tobytes()))
+        yield pb.Piece(offset=offset + start, data=piece.tobytes())
 
 
 def put_pieces(pieces: Iterable[pb.Piece], into: np.ndarray) -> None:
