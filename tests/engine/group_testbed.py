@@ -25,6 +25,7 @@ from tests.launch.commands import free_port
 
 LAYERS = 3
 MAX_TOKENS = 12
+CALL_DSCP, PIECE_DSCP = 10, 8
 
 
 @dataclass
@@ -87,7 +88,7 @@ def part(spec: ClusterSpec, process: int) -> FakeEngineGroup:
 def fake_group(spec: ClusterSpec, *follower_engines: EngineGroup, call_deadline_s: float = 20.0) -> Iterator[FakeGroup]:
     """Followers with the engines given, or with their shares."""
     lost: list[str] = []
-    settings = LinkSettings(b"config", silence_s=5.0, on_lost=lost.append)
+    settings = LinkSettings(b"config", silence_s=5.0, on_lost=lost.append, call_dscp=CALL_DSCP, piece_dscp=PIECE_DSCP)
     service = LeaderService("127.0.0.1", settings, processes=spec.processes_per_node)
     followers, threads = [], []
     for process in range(1, spec.processes_per_node):

@@ -1,5 +1,8 @@
 """A leader and its followers on fake engines: the group answers as one engine group would, or says what is wrong."""
 
+import socket
+import struct
+
 import numpy as np
 import pytest
 
@@ -11,7 +14,7 @@ from dualpath_jax.engine.group.leader import GroupDiverged, LeaderEngineGroup
 from dualpath_jax.engine.group.link import GroupLost, LinkSettings
 from dualpath_jax.engine.group.service import LeaderService
 from tests.cluster.harness import small_spec
-from tests.engine.group_testbed import fake_group, generate, part
+from tests.engine.group_testbed import CALL_DSCP, PIECE_DSCP, fake_group, generate, part
 
 
 def spec_of(folder, *, engines: int = 2, processes: int = 2, **more: object) -> ClusterSpec:
@@ -32,6 +35,33 @@ def test_stages_and_results_larger_than_a_piece_arrive_whole(tmp_path, monkeypat
     spec = spec_of(tmp_path)
     with fake_group(spec) as group:
         assert generate(group.engines) == generate(FakeEngineGroup(spec))
+
+
+def marks(capture: socket.socket) -> dict[int, set[int]]:
+    """The DSCPs of captured TCP packets, by their ports."""
+    seen: dict[int, set[int]] = {}
+    while True:
+        try:
+            packet = capture.recv(1 << 16)[14:]  # after the Ethernet header
+        except BlockingIOError:
+            return seen
+        if packet[0] >> 4 == 4 and packet[9] == socket.IPPROTO_TCP:
+            for port in struct.unpack_from(">HH", packet, 4 * (packet[0] & 15)):
+                seen.setdefault(port, set()).add(packet[1] >> 2)
+
+
+def test_calls_travel_in_the_lane_of_collectives_and_bytes_in_that_of_loads(tmp_path):
+    try:
+        capture = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
+    except (PermissionError, AttributeError):
+        pytest.skip("capturing packets needs root on Linux")
+    with capture, fake_group(spec_of(tmp_path)) as group:
+        capture.bind(("lo", 0))
+        capture.setblocking(False)
+        generate(group.engines)
+        seen = marks(capture)
+        calls, pieces = (int(address.rpartition(":")[2]) for address in group.service.addresses.split())
+    assert (seen[calls], seen[pieces]) == ({CALL_DSCP}, {PIECE_DSCP})
 
 
 def request(engine: EngineGroup, on: int, tokens: int) -> tuple[DecodeRequest, list[np.ndarray]]:
@@ -83,7 +113,7 @@ def test_a_follower_that_ends_is_lost_and_so_is_the_group(tmp_path):
     with fake_group(spec, Stubborn(spec, local_engines=range(1, 2)), call_deadline_s=0.5) as group:
         with pytest.raises(GroupLost, match="the stream to process 1 has ended"):
             group.engines.step()
-        assert group.lost == ["lost process 1: an answer is overdue"]
+        assert group.lost[0] == "lost process 1: an answer is overdue"
 
 
 def test_a_follower_with_another_config_is_refused_on_both_sides(tmp_path):

@@ -132,21 +132,21 @@ class Link:
     def close(self) -> None:
         """Say nothing more than what is queued, and expect nothing more. Safe to call twice."""
         self.expect_end()
-        self._end()
+        self._end("")
 
-    def _end(self) -> bool:
-        """Returns whether this was the first end."""
+    def _lost(self, reason: str) -> None:
+        self._end(f"lost {self.name}: {reason}")
+
+    def _end(self, why: str) -> None:
         with self._lock:
             first = not self._over.is_set()
             self._over.set()
-        if first:
-            for ended in (self._frames_out, self._frames_in, self._pieces_out, self._pieces_in):
-                ended.put(None)
-        return first
-
-    def _lost(self, reason: str) -> None:
-        if self._end() and not self._end_expected:
-            self._on_lost(f"lost {self.name}: {reason}")
+        if not first:
+            return
+        if not self._end_expected:
+            self._on_lost(why)
+        for ended in (self._frames_out, self._frames_in, self._pieces_out, self._pieces_in):
+            ended.put(None)
 
     def _watch(self) -> None:
         while not self._over.wait(self._silence_s / 8):
