@@ -164,6 +164,7 @@ class LeaderEngineGroup(EngineGroup):
         holder = next((follower for follower in self._followers if slot.engine in follower.engines), None)
         if holder is None:
             return self._own.export_block(slot, block)
+        self._require_in_step()
         call = pb.Call(export_block=pb.ExportBlock(slot=slot_message(slot), block=block))
         holder.link.send(pb.Frame(call=call), answer_within_s=self._call_deadline_s)
         reply = _receive(holder)
@@ -185,6 +186,8 @@ class LeaderEngineGroup(EngineGroup):
                 follower.link.expect_end()
             with contextlib.suppress(GroupLost):
                 self._together(pb.Call(close=pb.Close()), self._own.close, within_s=CLOSE_S)
+        else:
+            self._own.close()
         for follower in self._followers:
             follower.link.close()
 
@@ -201,8 +204,7 @@ class LeaderEngineGroup(EngineGroup):
         Raises ValueError where all processes do, and GroupDiverged where only some do. After that, and after anything
         else that is raised here, the processes are not in step: there is nothing left but to close.
         """
-        if not self._in_step:
-            raise GroupDiverged("an earlier call failed in this process: expected the group to be closed")
+        self._require_in_step()
         self._in_step = False
         deadline_s = self._call_deadline_s if within_s is None else within_s
         for follower in self._followers:
@@ -223,6 +225,10 @@ class LeaderEngineGroup(EngineGroup):
         if refusal is not None:
             raise refusal
         return result, replies
+
+    def _require_in_step(self) -> None:
+        if not self._in_step:
+            raise GroupDiverged("an earlier call failed in this process: expected the group to be closed")
 
 
 def _receive(follower: RemoteEngines) -> Reply:
