@@ -20,7 +20,7 @@ import grpc
 import numpy as np
 
 from dualpath_jax.transfer import GrpcTransport, Lane, RegionHandle, RegionWrite, keep_freed_memory
-from dualpath_jax.transfer.grpc_transport import SERVER_OPTIONS
+from dualpath_jax.transfer.endpoint import SERVER_OPTIONS
 from dualpath_jax.transfer.wire import FRAME_BYTES, MESSAGE_OPTIONS
 
 BARE_SERVICE = "benchmark.Bare"

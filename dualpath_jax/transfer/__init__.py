@@ -12,6 +12,7 @@ from dualpath_jax.transfer.base import (
 )
 from dualpath_jax.transfer.grpc_transport import GrpcTransport
 from dualpath_jax.transfer.links import Link, NodeCards
+from dualpath_jax.transfer.nixl_transport import NixlTransport
 from dualpath_jax.transfer.traffic_manager import LaneTraffic, SnicSample, TrafficManager, TrafficStats
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Lane",
     "LaneTraffic",
     "Link",
+    "NixlTransport",
     "NodeCards",
     "RegionHandle",
     "RegionWrite",

@@ -57,15 +57,17 @@ class TransferError(Exception):
         self.peer = peer
 
 
-InboundGate = Callable[[int, int], Awaitable[None]]
-"""`await gate(engine, nbytes)`: holds inbound bytes back until the receiving card would have taken them."""
+InboundGate = Callable[[int, Lane, int], Awaitable[None]]
+"""`await gate(engine, lane, nbytes)`: holds inbound bytes back until the receiving card would have taken them."""
 
 
 class Transport(abc.ABC):
     """One endpoint. Methods are called from one event loop."""
 
-    address: str
-    """`host:port` that peers pass to `write`; valid once `start` has returned."""
+    @property
+    @abc.abstractmethod
+    def address(self) -> str:
+        """`host:port` that peers pass to `write`; valid once `start` has returned."""
 
     @abc.abstractmethod
     async def start(self) -> None:

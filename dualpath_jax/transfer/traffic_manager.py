@@ -99,9 +99,9 @@ class TrafficManager:
         """Tokens of reads that were accepted and are not through yet (`read_q` of the paper's scheduling)."""
         return self._storage.read_queue_tokens
 
-    async def inbound_gate(self, engine: int, nbytes: int) -> None:
-        """The transport's `InboundGate`: passes the receiving engine's card."""
-        await self._cards.compute_receive[engine].send(nbytes)
+    async def inbound_gate(self, engine: int, lane: Lane, nbytes: int) -> None:
+        """The transport's `InboundGate`: passes the receiving engine's card, the most urgent lane first."""
+        await self._cards.compute_receive[engine].send(nbytes, lane=lane)
 
     async def read(
         self,

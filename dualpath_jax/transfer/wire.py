@@ -7,6 +7,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from dualpath_jax.transfer.base import RegionWrite
+from dualpath_jax.transfer.nixl_pb2 import NixlAnswer, NixlRequest
 from dualpath_jax.transfer.transfer_pb2 import Frame, Pieces, Reply
 
 METHOD = "Write"
@@ -25,7 +26,7 @@ MESSAGE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 )
 
-Header = TypeVar("Header", Frame, Reply)
+Header = TypeVar("Header", Frame, Reply, NixlRequest, NixlAnswer)
 
 _LENGTH = struct.Struct("<I")
 
@@ -54,15 +55,16 @@ def encode(header: Frame | Reply, payload: Sequence[memoryview] = ()) -> bytes:
 def decode_frame(message: bytes) -> tuple[Frame, memoryview]:
     """A frame's header and its payload, a view of the message. Raises ValueError for anything else."""
     head, payload = _split(message)
-    return _parse(Frame, head), payload
+    return parse(Frame, head), payload
 
 
 def decode_reply(message: bytes) -> Reply:
     """A reply's header. Raises ValueError for anything else."""
-    return _parse(Reply, _split(message)[0])
+    return parse(Reply, _split(message)[0])
 
 
-def _parse(kind: type[Header], head: bytes) -> Header:
+def parse(kind: type[Header], head: bytes) -> Header:
+    """A header of that kind. Raises ValueError for anything else."""
     try:
         return kind.FromString(head)
     except DecodeError as error:

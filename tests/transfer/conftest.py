@@ -9,13 +9,25 @@ import sys
 
 import pytest
 
-from dualpath_jax.transfer import GrpcTransport, Lane, RegionHandle
+from dualpath_jax.transfer import GrpcTransport, Lane, NixlTransport, RegionHandle
+from dualpath_jax.transfer.nixl_agent import nixl_bindings
 
-KINDS = ("grpc",)
 LANE_DSCP = {Lane.LOAD: 8, Lane.STORE: 10}
 
 
-@pytest.fixture(params=KINDS)
+def why_no_nixl():
+    try:
+        nixl_bindings()
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+needs_nixl = pytest.mark.skipif(bool(why_no_nixl()), reason=why_no_nixl() or "NIXL is installed")
+KINDS = {"grpc": GrpcTransport, "nixl": NixlTransport}
+
+
+@pytest.fixture(params=["grpc", pytest.param("nixl", marks=needs_nixl)])
 def kind(request):
     return request.param
 
@@ -26,8 +38,7 @@ async def make_transport(kind):
     made = []
 
     async def make(bind="127.0.0.1:0", gate=None):
-        assert kind == "grpc"
-        transport = GrpcTransport(bind=bind, lane_dscp=LANE_DSCP, gate=gate)
+        transport = KINDS[kind](bind=bind, lane_dscp=LANE_DSCP, gate=gate)
         await transport.start()
         made.append(transport)
         return transport

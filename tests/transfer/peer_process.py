@@ -12,13 +12,15 @@ import sys
 
 import numpy as np
 
-from dualpath_jax.transfer import GrpcTransport, Transport
+from dualpath_jax.transfer import GrpcTransport, NixlTransport, Transport
 
 
 def make(kind: str, bind: str) -> Transport:
     if kind == "grpc":
         return GrpcTransport(bind=bind, lane_dscp={})
-    raise ValueError(f"transport kind {kind!r}: expected 'grpc'")
+    if kind == "nixl":
+        return NixlTransport(bind=bind, lane_dscp={})
+    raise ValueError(f"transport kind {kind!r}: expected 'grpc' or 'nixl'")
 
 
 async def main(kind: str, bind: str, region_bytes: int) -> None:

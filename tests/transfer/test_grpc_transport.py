@@ -58,7 +58,7 @@ async def test_what_waits_at_a_gate_is_bounded_by_the_window():
     task = asyncio.create_task(sender.write(receiver.address, batch, lane=Lane.LOAD, deadline_s=30))
     await gate.waiting.wait()
     await asyncio.sleep(0.3)
-    (stream,) = sender._streams.values()
+    (stream,) = sender._endpoint._streams.values()
     assert WINDOW_BYTES <= stream._sent_bytes <= WINDOW_BYTES + wire.FRAME_BYTES
     gate.open()
     await task
