@@ -29,7 +29,7 @@ T = TypeVar("T")
 PATH = "/dualpath.transfer.NixlTransfer/Write"
 
 MOST_POSTS = 4
-"""Times that a batch is posted before its failure is passed up: agents are replaced, if rarely, while others use them."""
+"""Posts of one batch before its failure is passed up: agents are replaced, if rarely, while others use them."""
 
 
 @final
