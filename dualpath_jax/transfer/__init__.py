@@ -10,6 +10,7 @@ from dualpath_jax.transfer.base import (
     TransferError,
     Transport,
 )
+from dualpath_jax.transfer.choice import make_transport
 from dualpath_jax.transfer.grpc_transport import GrpcTransport
 from dualpath_jax.transfer.links import Link, NodeCards
 from dualpath_jax.transfer.nixl_transport import NixlTransport
@@ -32,4 +33,5 @@ __all__ = [
     "TransferError",
     "Transport",
     "keep_freed_memory",
+    "make_transport",
 ]

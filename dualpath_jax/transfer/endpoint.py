@@ -21,7 +21,16 @@ Serve = Callable[[AsyncIterator[bytes], Send], Awaitable[None]]
 Stream = TypeVar("Stream", bound=PeerStream[Any])
 
 STOP_S = 5.0
-"""Bounds the end of an own server."""
+"""Beyond the grace, how long the end of a gRPC server is waited for."""
+
+
+async def stop_server(server: grpc.aio.Server, *, grace_s: float | None) -> None:
+    """Stop a server: calls that run have `grace_s` to end. Returns soon after that, whatever gRPC does."""
+    stopping = asyncio.ensure_future(server.stop(grace_s))
+    try:
+        await asyncio.wait({stopping}, timeout=(grace_s or 0) + STOP_S)
+    finally:
+        stopping.cancel()
 
 
 @final
@@ -29,8 +38,8 @@ class Endpoint(Generic[Stream]):
     """Offers the method `path` on `bind`, and opens streams to peers, one for each peer and lane.
 
     Without `server` it owns one, from `start` on (port 0: any free one). With `server`, the service and the port are
-    added to it at once, and its owner starts and stops it. Either raises OSError where the port is taken. A lane that
-    `lane_dscp` lacks is unmarked; a DSCP outside 0-63 is a ValueError.
+    added to it at once (the port only to `listen`), and its owner starts and stops it. Either raises OSError where the
+    port is taken. A lane that `lane_dscp` lacks is unmarked; a DSCP outside 0-63 is a ValueError.
     """
 
     def __init__(
@@ -42,6 +51,7 @@ class Endpoint(Generic[Stream]):
         bind: str,
         lane_dscp: Mapping[Lane, int],
         server: grpc.aio.Server | None,
+        listen: bool = True,
     ) -> None:
         for lane, dscp in lane_dscp.items():
             if not 0 <= dscp <= 63:
@@ -56,7 +66,7 @@ class Endpoint(Generic[Stream]):
         self._inbound: set[asyncio.Task[None]] = set()
         self._owns_server = server is None
         self._own_server: grpc.aio.Server | None = None
-        self.address = bind if server is None else self._join(server, bind)
+        self.address = bind if server is None else self._join(server, bind, listen=listen)
 
     async def start(self) -> None:
         """Begin to accept streams on an own server."""
@@ -66,7 +76,7 @@ class Endpoint(Generic[Stream]):
         try:
             self.address = self._join(server, self.address)
         except OSError:
-            await server.stop(grace=None)
+            await stop_server(server, grace_s=None)
             raise
         self._own_server = server
         await server.start()
@@ -78,7 +88,7 @@ class Endpoint(Generic[Stream]):
         if self._inbound:
             await asyncio.wait(self._inbound)
         if self._own_server is not None:
-            await self._own_server.stop(grace=None)
+            await stop_server(self._own_server, grace_s=None)
 
     def stream(self, peer: str, lane: Lane) -> Stream:
         """The stream to a peer that takes batches. Raises TransferError once closed."""
@@ -99,10 +109,12 @@ class Endpoint(Generic[Stream]):
             ("grpc.enable_http_proxy", 0),
         ]
 
-    def _join(self, server: grpc.aio.Server, bind: str) -> str:
+    def _join(self, server: grpc.aio.Server, bind: str, *, listen: bool = True) -> str:
         method = grpc.stream_stream_rpc_method_handler(self._serve)
         _, service, name = self._path.split("/")
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: method}),))
+        if not listen:
+            return bind
         try:
             port = server.add_insecure_port(bind)
         except RuntimeError as error:

@@ -22,8 +22,7 @@ from dualpath_jax.transfer.regions import RegionTable
 class GrpcTransport(Transport):
     """One endpoint of one-sided writes over gRPC; `bind`, `lane_dscp` and `server` as for `Endpoint`.
 
-    `gate` may be set later, before the first write arrives: the traffic manager that offers it needs the transport.
-    `regions` are shared with another transport of the same memory.
+    `regions` are shared with another transport of the same memory; without `listen` the server is at `bind` already.
     """
 
     def __init__(
@@ -34,14 +33,20 @@ class GrpcTransport(Transport):
         gate: InboundGate | None = None,
         server: grpc.aio.Server | None = None,
         regions: RegionTable | None = None,
+        listen: bool = True,
     ) -> None:
-        self.gate = gate
+        self._gate = gate
         self._regions = regions if regions is not None else RegionTable()
-        self._endpoint = Endpoint(wire.PATH, self._serve, OutboundStream, bind=bind, lane_dscp=lane_dscp, server=server)
+        self._endpoint = Endpoint(
+            wire.PATH, self._serve, OutboundStream, bind=bind, lane_dscp=lane_dscp, server=server, listen=listen
+        )
 
     @property
     def address(self) -> str:
         return self._endpoint.address
+
+    def set_gate(self, gate: InboundGate) -> None:
+        self._gate = gate
 
     async def start(self) -> None:
         await self._endpoint.start()
@@ -63,4 +68,4 @@ class GrpcTransport(Transport):
             await self._endpoint.stream(peer, lane).write(pieces, deadline_s)
 
     async def _serve(self, messages: AsyncIterator[bytes], send: Send) -> None:
-        await InboundStream(self._regions, self.gate).run(messages, send)
+        await InboundStream(self._regions, self._gate).run(messages, send)

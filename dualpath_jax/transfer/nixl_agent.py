@@ -9,6 +9,8 @@ import asyncio
 import atexit
 import contextlib
 import importlib
+import os
+import pathlib
 import secrets
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +27,7 @@ WAKE_US = 10_000
 FIRST_POLL_S, LAST_POLL_S = 0.001, 0.02
 """Between two looks at the writes under way: doubled while none ends. The event loop's timers are of a millisecond."""
 
+INFINIBAND = pathlib.Path("/sys/class/infiniband")
 PACKAGES = ("nixl_cu12", "nixl_cu13")
 
 Rows = Sequence[tuple[int, int]]
@@ -41,6 +44,10 @@ class PeerGoneError(Exception):
 
 def nixl_bindings() -> ModuleType:
     """NIXL's module. Raises ImportError that says how to get it."""
+    if not INFINIBAND.exists():
+        # UCX takes this from the environment alone. Its modules for InfiniBand bring a second copy of the machine's own
+        # libraries, and with both of them the process crashes as it exits.
+        os.environ.setdefault("UCX_MODULES", "^ib")
     reasons = []
     for package in PACKAGES:
         try:

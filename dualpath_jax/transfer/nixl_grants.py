@@ -24,12 +24,18 @@ class Grant:
         self.lane = lane
         self.left = False
         """Whether its writer will say no more of it."""
+        self.unsure = False
+        """Whether bytes of an earlier post may come late, so that its writer does not know when it is over."""
         self.agent: NixlAgent
         self.quiet: asyncio.Future[None]
 
     def touches(self, region_id: int) -> bool:
         """Whether a piece lies in that region."""
         return any(region.handle.region_id == region_id for region, _, _ in self.pieces)
+
+    def posted_again(self) -> None:
+        """Its writer failed to write to the agent. One that has ended lets nothing through any more."""
+        self.unsure = self.unsure or not self.agent.closed
 
     def end(self) -> None:
         """Nothing of it can arrive any more."""

@@ -52,6 +52,8 @@ class NixlInbound:
             task.add_done_callback(lambda _: self._waiting.pop(number, None))
         elif request.step == NIXL_STEP_ASK_AGAIN:
             self._told = ("", 0)
+            if number in self._granted:
+                self._granted[number].posted_again()
             self._give(number)
         else:
             self._over(number, given_up=request.step == NIXL_STEP_GIVEN_UP)
@@ -95,7 +97,7 @@ class NixlInbound:
         if waiting is not None:
             waiting.cancel()
         grant = self._granted.pop(number, None)
-        if grant is not None and given_up:
+        if grant is not None and (given_up or grant.unsure):
             grant.left = True
         elif grant is not None:
             self._grants.end(grant)

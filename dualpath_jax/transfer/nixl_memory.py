@@ -61,7 +61,7 @@ class KnownMemory:
         for view in views:
             owner = _owner(view)
             if id(owner) not in missing and not self._knows(owner):
-                missing[id(owner)] = _extent(view, owner), owner
+                missing[id(owner)] = _extent(owner), owner
         if not missing:
             return [], []
         gone = [key for key, (_, owner) in self._owners.items() if isinstance(owner, weakref.ref) and owner() is None]
@@ -83,23 +83,17 @@ class KnownMemory:
 def _owner(view: memoryview) -> object:
     """Arrays are followed to the one that they are views of, so that an arena is one extent whatever is cut from it."""
     owner: object = view.obj
-    while isinstance(owner, np.ndarray | memoryview):
-        base = owner.base if isinstance(owner, np.ndarray) else owner.obj
-        if base is None:
-            break
-        owner = base
+    while isinstance(owner, np.ndarray) and isinstance(owner.base, np.ndarray):
+        owner = owner.base
     return owner
 
 
-def _extent(view: memoryview, owner: object) -> Extent:
-    """All of what the owner allocated, where that can be found out."""
-    own = Extent(address_of(view), view.nbytes)
-    try:
-        flat = np.frombuffer(owner, np.uint8)  # type: ignore[call-overload]
-    except (TypeError, ValueError, BufferError):  # no buffer, or one that is not contiguous
-        return own
-    whole = Extent(flat.__array_interface__["data"][0], flat.nbytes)
-    return whole if whole.address <= own.address and own.end <= whole.end else own
+def _extent(owner: object) -> Extent:
+    """All of its memory. Raises ValueError where that has holes."""
+    if isinstance(owner, np.ndarray) and owner.flags.forc:
+        return Extent(owner.__array_interface__["data"][0], owner.nbytes)
+    flat = np.frombuffer(owner, np.uint8)  # type: ignore[call-overload]
+    return Extent(flat.__array_interface__["data"][0], flat.nbytes)
 
 
 def _reference(owner: object) -> "weakref.ref[object] | object":

@@ -43,6 +43,8 @@ class NixlBatch:
         self.started_s = time.monotonic()
         self.asked = False
         self.put: Put | None = None
+        self.unsure = False
+        """Whether an earlier post of it may have left bytes on their way."""
         self.agent: NixlAgent | None = None
         loop = asyncio.get_running_loop()
         self.answer: asyncio.Future[NixlAnswer] = loop.create_future()
@@ -51,7 +53,9 @@ class NixlBatch:
     @property
     def over(self) -> bool:
         """Whether nothing of it is under way."""
-        return self.put is None or (self.put.done.done() and self.put.done.exception() is None)
+        if self.put is None:
+            return True
+        return not self.unsure and self.put.done.done() and self.put.done.exception() is None
 
     def finish(self, error: Exception | None) -> None:
         """The stream has ended, or the batch was refused."""
@@ -95,6 +99,7 @@ class NixlOutbound(PeerStream[NixlBatch]):
                 await _result(batch, self._post(batch, answer), until_s - settle_s)
                 return
             except AgentGoneError:  # ended under this write, for the sake of another one
+                batch.unsure = True
                 continue
             except PeerGoneError as error:
                 failure = str(error)

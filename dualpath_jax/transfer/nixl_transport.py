@@ -26,8 +26,8 @@ Options = Mapping[str, str]
 
 @final
 class NixlTransport(Transport):
-    """One endpoint of one-sided writes over NIXL; `bind`, `lane_dscp` and `server` as for `Endpoint`, `gate` and
-    `regions` as for `GrpcTransport`.
+    """One endpoint of one-sided writes over NIXL; `bind`, `lane_dscp` and `server` as for `Endpoint`, `regions`
+    as for `GrpcTransport`.
 
     Each lane has an agent of its own in each direction, with `options` and what marks the lane. Raises ImportError
     without NIXL and RuntimeError where UCX does not start with these options.
@@ -43,7 +43,7 @@ class NixlTransport(Transport):
         server: grpc.aio.Server | None = None,
         regions: RegionTable | None = None,
     ) -> None:
-        self.gate = gate
+        self._gate = gate
         self._options = {**default_options(bind), **(options or {})}
         self._lane_dscp = dict(lane_dscp)
         self._regions = regions if regions is not None else RegionTable()
@@ -55,6 +55,9 @@ class NixlTransport(Transport):
     @property
     def address(self) -> str:
         return self._endpoint.address
+
+    def set_gate(self, gate: InboundGate) -> None:
+        self._gate = gate
 
     async def start(self) -> None:
         await self._endpoint.start()
@@ -87,7 +90,7 @@ class NixlTransport(Transport):
         return NixlOutbound(peer, options, lane, self._sending[lane])
 
     async def _serve(self, messages: AsyncIterator[bytes], send: Send) -> None:
-        await NixlInbound(self._regions, self._grants, self.gate).run(messages, send)
+        await NixlInbound(self._regions, self._grants, self._gate).run(messages, send)
 
 
 def default_options(bind: str) -> dict[str, str]:

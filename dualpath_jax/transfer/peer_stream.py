@@ -13,6 +13,8 @@ from dualpath_jax.transfer.base import Failure, TransferError
 SILENCE_S = 2.0
 """A stream on which a write timed out, and which was silent for so long, is given up: the next write connects anew."""
 
+REMEDY = "set network.transport alike on all nodes, or to auto"
+
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
@@ -114,6 +116,8 @@ class PeerStream(abc.ABC, Generic[Batch]):
                 self._heard_s = time.monotonic()
                 self._handle(message)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                self._end = self._end or (Failure.NOT_OFFERED, f"{self.peer} does not offer {self._path}: {REMEDY}")
             return f"{error.code().name}: {error.details()}"
         except ValueError as error:
             return f"it does not speak this protocol: {error}"

@@ -25,6 +25,9 @@ from dualpath_storage.store import BlockRead, BlockResult, BlockStore, BlockWrit
 SUBMISSION_BYTES = 1024 * 1024
 """Most bytes of one submission to the transport: what a more urgent write may have to wait for."""
 
+MIN_DEADLINE_S = 0.001
+"""A write that begins in the moment of its deadline fails by it."""
+
 COPY_BYTES = 512 * 1024
 """Most bytes that a staging copy moves without yielding to the event loop (0.1–0.3 ms)."""
 
@@ -152,10 +155,11 @@ class TrafficManager:
         then, and when cancelled, no source is read any more.
         """
         order = (need, next(self._sends))
+        until_s = asyncio.get_running_loop().time() + deadline_s
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout_at(until_s):
                 await run_all(
-                    self._submit(peer, part, engine=engine, lane=lane, need=(*order, i), deadline_s=deadline_s)
+                    self._submit(peer, part, engine=engine, lane=lane, need=(*order, i), until_s=until_s)
                     for i, part in enumerate(cut_writes(batch, SUBMISSION_BYTES))
                 )
         except TimeoutError:
@@ -209,12 +213,13 @@ class TrafficManager:
         )
 
     async def _submit(
-        self, peer: str, part: list[RegionWrite], *, engine: int, lane: Lane, need: Need, deadline_s: float
+        self, peer: str, part: list[RegionWrite], *, engine: int, lane: Lane, need: Need, until_s: float
     ) -> None:
         size_bytes = sum(len(write.source) for write in part)
         await self._cards.compute_send[engine].send(size_bytes, lane=lane, need=need)
         window = self._windows.setdefault((peer, lane), Window(IN_FLIGHT_BYTES[lane]))
         async with window.slot(size_bytes, need):
+            deadline_s = max(until_s - asyncio.get_running_loop().time(), MIN_DEADLINE_S)
             await self._transport.write(peer, part, lane=lane, deadline_s=deadline_s)
         self._count(lane, peer, size_bytes, len(part))
 

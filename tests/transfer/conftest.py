@@ -1,7 +1,9 @@
 """Transports of every kind, in this process and in others; each test must leave no task behind."""
 
 import asyncio
+import dataclasses
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -65,6 +67,7 @@ class PeerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "UCX_LOG_FILE": "stderr"},  # by default UCX writes to stdout
             text=True,
         )
         line = json.loads(self.process.stdout.readline())
@@ -72,7 +75,19 @@ class PeerProcess:
         self.handle = RegionHandle(**line["handle"])
 
     def digest(self):
-        self.process.stdin.write("?\n")
+        return self.ask("digest")
+
+    def values(self):
+        return json.loads(self.ask("values"))
+
+    def write_on(self, address, handle):
+        self.ask("write " + json.dumps({"address": address, "handle": dataclasses.asdict(handle)}))
+
+    def outcome(self):
+        return self.ask("outcome")
+
+    def ask(self, command):
+        self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dualpath_jax.transfer import Failure, GrpcTransport, Lane, RegionWrite, wire
+from dualpath_jax.transfer.endpoint import stop_server
 from dualpath_jax.transfer.outbound import WINDOW_BYTES
 from tests.transfer.conftest import LANE_DSCP
 from tests.transfer.testbed import MIB, Gate, failure_of, pieces
@@ -90,7 +91,7 @@ async def test_it_shares_a_server_with_other_services():
         assert error.failure is Failure.PEER_LOST
         assert await channel.unary_unary("/other.Echo/Echo")(b"still") == b"still"
     await sender.close()
-    await server.stop(None)
+    await stop_server(server, grace_s=None)
 
 
 async def test_a_source_that_cannot_be_read_fails_its_batch_alone():

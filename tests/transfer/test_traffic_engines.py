@@ -21,7 +21,7 @@ async def pair(**network):
     for _ in range(2):
         transport = GrpcTransport(lane_dscp=LANE_DSCP)
         manager = TrafficManager(transport, layout=LAYOUT, network=NetworkSpec(**network), engines=2)
-        transport.gate = manager.inbound_gate
+        transport.set_gate(manager.inbound_gate)
         await transport.start()
         nodes.append((transport, manager))
     try:
