@@ -24,7 +24,7 @@ from dualpath_jax.transfer.nixl_memory import Extent, KnownMemory, MemoryConflic
 WAKE_US = 10_000
 """UCX's thread sleeps until its sockets wake it, and looks by itself that often; with 0 it would never sleep."""
 
-FIRST_POLL_S, LAST_POLL_S = 0.001, 0.02
+FIRST_POLL_S, LAST_POLL_S = 0.001, 0.008
 """Between two looks at the writes under way: doubled while none ends. The event loop's timers are of a millisecond."""
 
 INFINIBAND = pathlib.Path("/sys/class/infiniband")
@@ -191,10 +191,15 @@ class NixlAgent:
         return self._nixl.nixlXferDList(self._nixl.DRAM_SEG, table)
 
     def _poll_soon(self) -> None:
+        loop = asyncio.get_running_loop()
         self._poll_s = FIRST_POLL_S
+        if self._timer is None or self._timer.when() > loop.time() + FIRST_POLL_S:
+            self._poll_in(FIRST_POLL_S)
+
+    def _poll_in(self, delay_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(self._poll_s, self._poll)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._poll)
 
     def _poll(self) -> None:
         before = len(self._puts)
@@ -207,7 +212,7 @@ class NixlAgent:
         self._poll_s = FIRST_POLL_S if len(self._puts) < before else min(2 * self._poll_s, LAST_POLL_S)
         self._timer = None
         if self._puts:
-            self._timer = asyncio.get_running_loop().call_later(self._poll_s, self._poll)
+            self._poll_in(self._poll_s)
 
     def _end(self, handle: int, error: Exception | None) -> None:
         put = self._puts.pop(handle)
