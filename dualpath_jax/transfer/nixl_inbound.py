@@ -13,7 +13,9 @@ from dualpath_jax.transfer.nixl_pb2 import (
     NIXL_STEP_ASK_AGAIN,
     NIXL_STEP_GIVEN_UP,
     NixlAnswer,
+    NixlAnswers,
     NixlRequest,
+    NixlRequests,
 )
 from dualpath_jax.transfer.regions import RefusedError, RegionTable
 
@@ -36,7 +38,8 @@ class NixlInbound:
         answering = asyncio.create_task(self._send_answers(send))
         try:
             async for message in messages:
-                self._accept(wire.parse(NixlRequest, message))
+                for request in wire.parse(NixlRequests, message).requests:
+                    self._accept(request)
         finally:
             for grant in self._granted.values():
                 grant.left = True
@@ -104,4 +107,10 @@ class NixlInbound:
 
     async def _send_answers(self, send: Callable[[bytes], Awaitable[None]]) -> None:
         while True:
-            await send((await self._answers.get()).SerializeToString())
+            message = NixlAnswers(answers=[await self._answers.get()])
+            pieces = len(message.answers[0].address)
+            while pieces < wire.MAX_BATCH_PIECES and not self._answers.empty():
+                answer = self._answers.get_nowait()
+                message.answers.append(answer)
+                pieces += len(answer.address)
+            await send(message.SerializeToString())

@@ -18,7 +18,9 @@ from dualpath_jax.transfer.nixl_pb2 import (
     NIXL_STEP_GIVEN_UP,
     NIXL_STEP_OVER,
     NixlAnswer,
+    NixlAnswers,
     NixlRequest,
+    NixlRequests,
     NixlStep,
 )
 from dualpath_jax.transfer.peer_stream import PeerStream
@@ -138,18 +140,23 @@ class NixlOutbound(PeerStream[NixlBatch]):
         asyncio.get_running_loop().call_later(2 * SETTLE_S, self._agents.forget, self._metadata[0])
 
     def _next_message(self) -> bytes | None:
-        while self._requests:
+        message, pieces = NixlRequests(), 0
+        while self._requests and pieces < wire.MAX_BATCH_PIECES // 2:
             request = self._requests.popleft()
-            batch = self._pending.get(request.batch)
             if request.step == NIXL_STEP_ASK:
+                batch = self._pending.get(request.batch)
                 if batch is None:  # cancelled before anybody heard of it
                     continue
                 batch.asked = True
-            return request.SerializeToString()
-        return None
+                pieces += len(batch.writes)
+            message.requests.append(request)
+        return message.SerializeToString() if message.requests else None
 
     def _handle(self, message: bytes) -> None:
-        answer = wire.parse(NixlAnswer, message)
+        for answer in wire.parse(NixlAnswers, message).answers:
+            self._take(answer)
+
+    def _take(self, answer: NixlAnswer) -> None:
         if answer.metadata:
             if self._metadata[0] != answer.agent:
                 self._agents.forget(self._metadata[0])

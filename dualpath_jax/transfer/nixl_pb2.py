@@ -25,17 +25,21 @@ _sym_db = _symbol_database.Default()
 from dualpath_jax.transfer import transfer_pb2 as dualpath__jax_dot_transfer_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n dualpath_jax/transfer/nixl.proto\x12\x11\x64ualpath.transfer\x1a$dualpath_jax/transfer/transfer.proto\"\x80\x01\n\x0bNixlRequest\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12)\n\x04step\x18\x02 \x01(\x0e\x32\x1b.dualpath.transfer.NixlStep\x12)\n\x06pieces\x18\x03 \x01(\x0b\x32\x19.dualpath.transfer.Pieces\x12\x0c\n\x04lane\x18\x04 \x01(\r\"^\n\nNixlAnswer\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12\x0f\n\x07refusal\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x03(\x06\x12\r\n\x05\x61gent\x18\x04 \x01(\t\x12\x10\n\x08metadata\x18\x05 \x01(\x0c*b\n\x08NixlStep\x12\x11\n\rNIXL_STEP_ASK\x10\x00\x12\x17\n\x13NIXL_STEP_ASK_AGAIN\x10\x01\x12\x12\n\x0eNIXL_STEP_OVER\x10\x02\x12\x16\n\x12NIXL_STEP_GIVEN_UP\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n dualpath_jax/transfer/nixl.proto\x12\x11\x64ualpath.transfer\x1a$dualpath_jax/transfer/transfer.proto\"@\n\x0cNixlRequests\x12\x30\n\x08requests\x18\x01 \x03(\x0b\x32\x1e.dualpath.transfer.NixlRequest\"=\n\x0bNixlAnswers\x12.\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1d.dualpath.transfer.NixlAnswer\"\x80\x01\n\x0bNixlRequest\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12)\n\x04step\x18\x02 \x01(\x0e\x32\x1b.dualpath.transfer.NixlStep\x12)\n\x06pieces\x18\x03 \x01(\x0b\x32\x19.dualpath.transfer.Pieces\x12\x0c\n\x04lane\x18\x04 \x01(\r\"^\n\nNixlAnswer\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12\x0f\n\x07refusal\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x03(\x06\x12\r\n\x05\x61gent\x18\x04 \x01(\t\x12\x10\n\x08metadata\x18\x05 \x01(\x0c*b\n\x08NixlStep\x12\x11\n\rNIXL_STEP_ASK\x10\x00\x12\x17\n\x13NIXL_STEP_ASK_AGAIN\x10\x01\x12\x12\n\x0eNIXL_STEP_OVER\x10\x02\x12\x16\n\x12NIXL_STEP_GIVEN_UP\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dualpath_jax.transfer.nixl_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NIXLSTEP']._serialized_start=320
-  _globals['_NIXLSTEP']._serialized_end=418
-  _globals['_NIXLREQUEST']._serialized_start=94
-  _globals['_NIXLREQUEST']._serialized_end=222
-  _globals['_NIXLANSWER']._serialized_start=224
-  _globals['_NIXLANSWER']._serialized_end=318
+  _globals['_NIXLSTEP']._serialized_start=449
+  _globals['_NIXLSTEP']._serialized_end=547
+  _globals['_NIXLREQUESTS']._serialized_start=93
+  _globals['_NIXLREQUESTS']._serialized_end=157
+  _globals['_NIXLANSWERS']._serialized_start=159
+  _globals['_NIXLANSWERS']._serialized_end=220
+  _globals['_NIXLREQUEST']._serialized_start=223
+  _globals['_NIXLREQUEST']._serialized_end=351
+  _globals['_NIXLANSWER']._serialized_start=353
+  _globals['_NIXLANSWER']._serialized_end=447
 # @@protoc_insertion_point(module_scope)

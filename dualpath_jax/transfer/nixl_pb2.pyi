@@ -19,6 +19,18 @@ NIXL_STEP_ASK_AGAIN: NixlStep
 NIXL_STEP_OVER: NixlStep
 NIXL_STEP_GIVEN_UP: NixlStep
 
+class NixlRequests(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[NixlRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[NixlRequest, _Mapping]]] = ...) -> None: ...
+
+class NixlAnswers(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[NixlAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[NixlAnswer, _Mapping]]] = ...) -> None: ...
+
 class NixlRequest(_message.Message):
     __slots__ = ("batch", "step", "pieces", "lane")
     BATCH_FIELD_NUMBER: _ClassVar[int]

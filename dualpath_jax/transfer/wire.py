@@ -7,7 +7,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from dualpath_jax.transfer.base import RegionWrite
-from dualpath_jax.transfer.nixl_pb2 import NixlAnswer, NixlRequest
+from dualpath_jax.transfer.nixl_pb2 import NixlAnswers, NixlRequests
 from dualpath_jax.transfer.transfer_pb2 import Frame, Pieces, Reply
 
 METHOD = "Write"
@@ -26,7 +26,7 @@ MESSAGE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 )
 
-Header = TypeVar("Header", Frame, Reply, NixlRequest, NixlAnswer)
+Header = TypeVar("Header", Frame, Reply, NixlRequests, NixlAnswers)
 
 _LENGTH = struct.Struct("<I")
 
