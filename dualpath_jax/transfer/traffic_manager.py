@@ -38,13 +38,22 @@ IN_FLIGHT_BYTES = {Lane.MODEL: 4 * SUBMISSION_BYTES, Lane.LOAD: 4 * SUBMISSION_B
 @final
 @dataclass(frozen=True)
 class LaneTraffic:
-    """What one lane carried to one peer, whole submissions only; `host` is this node's own staging copies."""
+    """What one lane carried to one peer, whole submissions only; `host` is this node's own staging copies.
+
+    Blocks are what callers handed over, counted once all of their call has arrived; pieces are what was posted of them.
+    """
 
     lane: Lane
     peer: str
     bytes: int
     submissions: int
     pieces: int
+    blocks: int
+
+    @property
+    def submissions_per_block(self) -> float:
+        """What doorbell batches are for: far below 1 for Layer Blocks, and 1 where each block is posted by itself."""
+        return self.submissions / self.blocks if self.blocks else 0.0
 
 
 @final
@@ -92,6 +101,7 @@ class TrafficManager:
         self._lane_bytes: Counter[tuple[Lane, str]] = Counter()
         self._lane_submissions: Counter[tuple[Lane, str]] = Counter()
         self._lane_pieces: Counter[tuple[Lane, str]] = Counter()
+        self._lane_blocks: Counter[tuple[Lane, str]] = Counter()
 
     async def close(self) -> None:
         """Cut off storage operations that outlived their deadline. Safe to call twice."""
@@ -166,6 +176,7 @@ class TrafficManager:
             raise TransferError(
                 Failure.TIMED_OUT, peer, f"{lane.name} write not done within {deadline_s:g} s, waiting included"
             ) from None
+        self._lane_blocks[lane, peer] += sum(len(write.source) > 0 for write in batch)
 
     async def copy(self, pairs: Sequence[CopyPair], *, engine: int, need: Need = ()) -> None:
         """Copy each `(destination, source)` through `engine`'s card, as DualPath does with every host-to-device copy.
@@ -184,6 +195,7 @@ class TrafficManager:
             for target, source in part:
                 target[:] = source
             self._count(Lane.LOAD, "host", size_bytes, len(part))
+        self._lane_blocks[Lane.LOAD, "host"] += sum(len(source) > 0 for _, source in pairs)
 
     def stats(self) -> TrafficStats:
         """A snapshot of all counters."""
@@ -191,8 +203,8 @@ class TrafficManager:
         both = list(zip(cards.compute_send, cards.compute_receive, strict=True))
         return TrafficStats(
             lanes=tuple(
-                LaneTraffic(lane, peer, nbytes, self._lane_submissions[lane, peer], self._lane_pieces[lane, peer])
-                for (lane, peer), nbytes in sorted(self._lane_bytes.items())
+                LaneTraffic(*key, nbytes, self._lane_submissions[key], self._lane_pieces[key], self._lane_blocks[key])
+                for key, nbytes in sorted(self._lane_bytes.items())
             ),
             snic_read_bytes=cards.storage_read.total_bytes,
             memory_read_bytes=self._storage.memory_read_bytes,

@@ -14,8 +14,9 @@ METHOD = "Write"
 SERVICE = "dualpath.transfer.Transfer"
 PATH = f"/{SERVICE}/{METHOD}"
 
-FRAME_BYTES = 1024 * 1024
-"""Payload of a full frame. Measured on loopback: smaller ones cost more Python, 4 MiB ones miss the caches."""
+FRAME_BYTES = 2 * 1024 * 1024
+"""Payload of a full frame. Measured on loopback in processor time of both ends: frames of half the size cost a tenth
+more, since each one costs Python the same, and larger ones gain nothing."""
 
 MAX_BATCH_PIECES = 65_536
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
