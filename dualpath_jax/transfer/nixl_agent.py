@@ -6,13 +6,11 @@ agents are replaced where something must certainly have ended (`nixl_lane.py`).
 """
 
 import asyncio
-import atexit
 import contextlib
 import importlib
 import os
 import pathlib
 import secrets
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, final
@@ -107,7 +105,6 @@ class NixlAgent:
         self._puts: dict[int, Put] = {}  # by NIXL's handle
         self._poll_s = FIRST_POLL_S
         self._timer: asyncio.TimerHandle | None = None
-        _living.add(self)
 
     @property
     def closed(self) -> bool:
@@ -180,7 +177,6 @@ class NixlAgent:
             self._end(handle, AgentGoneError())
         self._agent = None
         self._memory = KnownMemory()
-        _living.discard(self)
 
     def _registration(self, extent: Extent) -> Any:
         return self._nixl.nixlRegDList(self._nixl.DRAM_SEG, [(extent.address, extent.size_bytes, 0, "")])
@@ -219,13 +215,3 @@ class NixlAgent:
         with contextlib.suppress(Exception):
             self._agent.releaseXferReq(handle)
         put.finish(error)
-
-
-_living: "weakref.WeakSet[NixlAgent]" = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """UCX crashes where its agents are still there as the interpreter goes."""
-    for agent in [*_living]:
-        agent.close()

@@ -29,8 +29,13 @@ needs_nixl = pytest.mark.skipif(bool(why_no_nixl()), reason=why_no_nixl() or "NI
 KINDS = {"grpc": GrpcTransport, "nixl": NixlTransport}
 
 
-@pytest.fixture(params=["grpc", pytest.param("nixl", marks=needs_nixl)])
-def kind(request):
+@pytest.fixture(
+    params=["grpc", pytest.param("nixl", marks=needs_nixl), pytest.param("nixl over shared memory", marks=needs_nixl)]
+)
+def kind(request, monkeypatch):
+    if request.param == "nixl over shared memory":
+        monkeypatch.setenv("UCX_TLS", "tcp,cma,self")
+        return "nixl"
     return request.param
 
 
