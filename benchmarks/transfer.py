@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
-import os
+import secrets
 import shutil
 import socket
 import statistics
@@ -165,7 +165,7 @@ class BareNixl:
         nixl = self._nixl = nixl_bindings()
         config = nixl.nixlAgentConfig()
         config.useProgThread, config.pthrDelay = True, WAKE_US
-        self.name, self._address = f"bare-{os.getpid()}", memory.ctypes.data
+        self.name, self._address = f"bare-{secrets.token_hex(4)}", memory.ctypes.data
         self._agent = nixl.nixlAgent(self.name, config)
         engine_config = ",".join(f"{key}={value}" for key, value in default_options(HOST).items())
         self._backend = [self._agent.createBackend("UCX", {"engine_config": engine_config})]
