@@ -7,10 +7,11 @@ agents are replaced where something must certainly have ended (`nixl_lane.py`).
 
 import asyncio
 import contextlib
+import ctypes
 import importlib
-import os
 import pathlib
 import secrets
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, final
@@ -42,10 +43,7 @@ class PeerGoneError(Exception):
 
 def nixl_bindings() -> ModuleType:
     """NIXL's module. Raises ImportError that says how to get it."""
-    if not INFINIBAND.exists():
-        # UCX takes this from the environment alone. Its modules for InfiniBand bring a second copy of the machine's own
-        # libraries, and with both of them the process crashes as it exits.
-        os.environ.setdefault("UCX_MODULES", "^ib")
+    _leave_out_infiniband()
     reasons = []
     for package in PACKAGES:
         try:
@@ -56,6 +54,16 @@ def nixl_bindings() -> ModuleType:
         f"NIXL is not installed ({'; '.join(reasons)}): `pip install --no-deps nixl-cu12`, without its dependency on "
         'torch, which it does not need; or set network.transport = "grpc"'
     )
+
+
+def _leave_out_infiniband() -> None:
+    """Where there is no such card, unless the environment says which modules UCX is to load.
+
+    UCX's modules for it bring a second copy of the machine's own libraries, and with both of them a process crashes as it
+    exits. UCX takes this setting from the C environment alone.
+    """
+    if sys.platform.startswith("linux") and not INFINIBAND.exists():
+        ctypes.CDLL(None).setenv(b"UCX_MODULES", b"^ib", 0)
 
 
 @final
