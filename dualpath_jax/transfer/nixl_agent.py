@@ -59,8 +59,8 @@ def nixl_bindings() -> ModuleType:
 def _leave_out_infiniband() -> None:
     """Where there is no such card, unless the environment says which modules UCX is to load.
 
-    UCX's modules for it bring a second copy of the machine's own libraries, and with both of them a process crashes as it
-    exits. UCX takes this setting from the C environment alone.
+    UCX's modules for it bring a second copy of the machine's own libraries, and with both of them a process crashes as
+    it exits. UCX takes this setting from the C environment alone.
     """
     if sys.platform.startswith("linux") and not INFINIBAND.exists():
         ctypes.CDLL(None).setenv(b"UCX_MODULES", b"^ib", 0)

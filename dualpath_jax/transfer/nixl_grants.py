@@ -21,6 +21,7 @@ class Grant:
 
     def __init__(self, pieces: Pieces, lane: NixlLane) -> None:
         self.pieces = pieces
+        self.region_ids = {region.handle.region_id for region, _, _ in pieces}
         self.lane = lane
         self.left = False
         """Whether its writer will say no more of it."""
@@ -28,10 +29,6 @@ class Grant:
         """Whether bytes of an earlier post may come late, so that its writer does not know when it is over."""
         self.agent: NixlAgent
         self.quiet: asyncio.Future[None]
-
-    def touches(self, region_id: int) -> bool:
-        """Whether a piece lies in that region."""
-        return any(region.handle.region_id == region_id for region, _, _ in self.pieces)
 
     def posted_again(self) -> None:
         """Its writer failed to write to the agent. One that has ended lets nothing through any more."""
@@ -73,7 +70,7 @@ class Grants:
 
     async def take_back(self, region_id: int) -> None:
         """Returns when nothing can arrive in a region; to be called after it has been closed."""
-        grants = [grant for grant in self._grants if grant.touches(region_id)]
+        grants = [grant for grant in self._grants if region_id in grant.region_ids]
         if grants:
             await settle([asyncio.create_task(_take_back(grants))])
 

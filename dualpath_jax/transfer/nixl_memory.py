@@ -29,6 +29,10 @@ class Extent:
         """Behind its last byte."""
         return self.address + self.size_bytes
 
+    def contains(self, other: "Extent") -> bool:
+        """Whether all of the other lies in it."""
+        return self.address <= other.address and other.end <= self.end
+
     def overlaps(self, other: "Extent") -> bool:
         """Whether they share a byte."""
         return self.address < other.end and other.address < self.end
@@ -67,13 +71,26 @@ class KnownMemory:
                 missing[id(owner)] = _extent(owner), owner
         if not missing:
             return [], []
-        gone = [key for key, (_, owner) in self._owners.items() if isinstance(owner, weakref.ref) and owner() is None]
-        dropped = [self._owners.pop(key)[0] for key in gone]
+        dropped = self._drop_gone()
+        if self._owners and len(self._owners) + len(missing) > MOST_EXTENTS:
+            raise MemoryConflictError
+        new = []
+        living = {extent for extent, _ in self._owners.values()}
         for key, (extent, owner) in missing.items():
-            if len(self._owners) >= MOST_EXTENTS or any(extent.overlaps(other) for other in self._told):
-                raise MemoryConflictError
-            self._owners[key] = extent, _reference(owner)
-        return [extent for extent, _ in missing.values()], dropped
+            around = next((other for other in living if other.contains(extent)), None)
+            if around is None:
+                if any(extent.overlaps(other) for other in self._told):
+                    raise MemoryConflictError
+                new.append(extent)
+                living.add(extent)
+            self._owners[key] = around or extent, _reference(owner)
+        return new, dropped
+
+    def _drop_gone(self) -> list[Extent]:
+        """Forget the objects that have gone; the extents that no other object lies in."""
+        gone = [key for key, (_, owner) in self._owners.items() if isinstance(owner, weakref.ref) and owner() is None]
+        dropped = {self._owners.pop(key)[0] for key in gone}
+        return [*dropped.difference(extent for extent, _ in self._owners.values())]
 
     def _knows(self, owner: object) -> bool:
         known = self._owners.get(id(owner))

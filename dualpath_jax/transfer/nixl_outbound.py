@@ -134,11 +134,6 @@ class NixlOutbound(PeerStream[NixlBatch]):
         self._requests.append(NixlRequest(batch=batch.number, step=step, pieces=pieces, lane=self._lane))
         self._wake.set()
 
-    def _fail_pending(self) -> None:
-        super()._fail_pending()
-        # Not at once: UCX itself is the quickest to tell that what is under way to a dead peer has ended.
-        asyncio.get_running_loop().call_later(2 * SETTLE_S, self._agents.forget, self._metadata[0])
-
     def _next_message(self) -> bytes | None:
         message, pieces = NixlRequests(), 0
         while self._requests and pieces < wire.MAX_BATCH_PIECES // 2:
@@ -158,8 +153,7 @@ class NixlOutbound(PeerStream[NixlBatch]):
 
     def _take(self, answer: NixlAnswer) -> None:
         if answer.metadata:
-            if self._metadata[0] != answer.agent:
-                self._agents.forget(self._metadata[0])
+            self._agents.reach(self.peer, answer.agent)
             self._metadata = answer.agent, answer.metadata
         batch = self._pending.get(answer.batch)
         if batch is None:
