@@ -29,9 +29,6 @@ FIRST_POLL_S, LAST_POLL_S = 0.001, 0.008
 INFINIBAND = pathlib.Path("/sys/class/infiniband")
 PACKAGES = ("nixl_cu12", "nixl_cu13")
 
-Rows = Sequence[tuple[int, int]]
-"""Address and bytes of each piece."""
-
 
 class AgentGoneError(Exception):
     """The agent was closed while it carried this write: post it again on the next one."""
@@ -154,12 +151,17 @@ class NixlAgent:
             with contextlib.suppress(Exception):
                 self._agent.invalidateRemoteMD(name)
 
-    def put(self, name: str, sources: Rows, targets: Rows) -> Put:
-        """Post one write of many pieces, with one submission. Raises PeerGoneError."""
+    def put(self, name: str, sources: Sequence[int], targets: Sequence[int], sizes_bytes: Sequence[int]) -> Put:
+        """Post one write of many pieces, given by their addresses, with one submission. Raises PeerGoneError."""
         put, nixl = Put(name), self._nixl
         try:
             handle = self._agent.createXferReq(
-                nixl.NIXL_WRITE, self._pieces(sources), self._pieces(targets), name, b"", self._backend
+                nixl.NIXL_WRITE,
+                self._pieces(sources, sizes_bytes),
+                self._pieces(targets, sizes_bytes),
+                name,
+                b"",
+                self._backend,
             )
         except Exception as error:
             raise PeerGoneError(f"NIXL does not take the write: {error}") from error
@@ -189,9 +191,9 @@ class NixlAgent:
     def _registration(self, extent: Extent) -> Any:
         return self._nixl.nixlRegDList(self._nixl.DRAM_SEG, [(extent.address, extent.size_bytes, 0, "")])
 
-    def _pieces(self, rows: Rows) -> Any:
-        table = np.zeros((len(rows), 3), np.uint64)  # the third column is the device
-        table[:, :2] = rows
+    def _pieces(self, addresses: Sequence[int], sizes_bytes: Sequence[int]) -> Any:
+        table = np.zeros((len(addresses), 3), np.uint64)  # the third column is the device
+        table[:, 0], table[:, 1] = addresses, sizes_bytes
         return self._nixl.nixlXferDList(self._nixl.DRAM_SEG, table)
 
     def _poll_soon(self) -> None:

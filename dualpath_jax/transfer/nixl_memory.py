@@ -65,8 +65,12 @@ class KnownMemory:
     def learn(self, views: Iterable[memoryview]) -> tuple[list[Extent], list[Extent]]:
         """The extents to register for these views, and those to deregister before. Raises MemoryConflictError."""
         missing: dict[int, tuple[Extent, object]] = {}
+        last: object = None
         for view in views:
             owner = _owner(view)
+            if owner is last:
+                continue
+            last = owner
             if id(owner) not in missing and not self._knows(owner):
                 missing[id(owner)] = _extent(owner), owner
         if not missing:

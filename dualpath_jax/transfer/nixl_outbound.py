@@ -118,9 +118,10 @@ class NixlOutbound(PeerStream[NixlBatch]):
         if name != answer.agent:
             raise PeerGoneError("the peer has replaced its NIXL agent")
         agent.meet(name, metadata)
-        here = [(address_of(source), source.nbytes) for source in sources]
-        there = [(address, size) for address, (_, size) in zip(answer.address, here, strict=True)]
-        batch.agent, batch.put = agent, agent.put(name, here, there)
+        if len(answer.address) != len(sources):
+            raise PeerGoneError(f"the peer granted {len(answer.address)} pieces of {len(sources)}")
+        here = [address_of(source) for source in sources]
+        batch.agent, batch.put = agent, agent.put(name, here, answer.address, batch.pieces.size_bytes)
         return batch.put.done
 
     async def _stop(self, batch: NixlBatch, put: Put) -> None:
