@@ -5,7 +5,11 @@ memory before it is posted, and the owner takes memory back only once nothing ca
 (docs/decisions/0008).
 """
 
+import contextlib
 import ipaddress
+import socket
+import struct
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import final
 
@@ -13,12 +17,15 @@ import grpc
 
 from dualpath_jax.transfer.base import InboundGate, Lane, RegionHandle, RegionWrite, Transport
 from dualpath_jax.transfer.endpoint import Endpoint, Send
-from dualpath_jax.transfer.nixl_agent import NixlAgent
+from dualpath_jax.transfer.nixl_agent import INFINIBAND, NixlAgent
 from dualpath_jax.transfer.nixl_grants import Grants
 from dualpath_jax.transfer.nixl_inbound import NixlInbound
 from dualpath_jax.transfer.nixl_lane import NixlLane
 from dualpath_jax.transfer.nixl_outbound import PATH, NixlOutbound
 from dualpath_jax.transfer.regions import RegionTable
+
+SIOCGIFADDR = 0x8915
+"""Linux: an interface's address."""
 
 Options = Mapping[str, str]
 """UCX's, without `UCX_`. A value has no comma; variables of the environment go before them."""
@@ -94,7 +101,7 @@ class NixlTransport(Transport):
 
 
 def default_options(bind: str) -> dict[str, str]:
-    """What UCX must not do, and on the loopback address, where it must stay.
+    """What UCX must not do, and where it must stay: on the loopback address, or on the card of `bind` for TCP.
 
     Shared memory is off: there a writer copies into its peer's memory itself, and the peer could not stop one that was
     frozen in the middle and wakes up later.
@@ -104,7 +111,26 @@ def default_options(bind: str) -> dict[str, str]:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
-    return {"TLS": "tcp", "NET_DEVICES": "lo"} if local else {"TLS": "^sm"}
+    if local:
+        return {"TLS": "tcp", "NET_DEVICES": "lo"}
+    card = None if INFINIBAND.exists() else interface_of(host)
+    return {"TLS": "^sm"} if card is None else {"TLS": "^sm", "NET_DEVICES": card}
+
+
+def interface_of(host: str) -> str | None:
+    """The network interface that has this IPv4 address; None where none has it, or this system does not tell."""
+    if not sys.platform.startswith("linux"):
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):  # an interface without an address
+                reply = fcntl.ioctl(asking, SIOCGIFADDR, request)
+                if socket.inet_ntoa(reply[20:24]) == host:
+                    return name
+    return None
 
 
 def lane_options(lane: Lane, dscp: int) -> dict[str, str]:

@@ -1,14 +1,18 @@
 """What NIXL itself does not promise: what is stopped has ended, and what is taken back is not touched."""
 
 import asyncio
+import fcntl
 import gc
+import socket
 import time
 
 import numpy as np
 import pytest
 
 from dualpath_jax.transfer import Failure, Lane, NixlTransport
+from dualpath_jax.transfer.nixl_agent import INFINIBAND
 from dualpath_jax.transfer.nixl_lane import SETTLE_S
+from dualpath_jax.transfer.nixl_transport import SIOCGIFADDR, default_options, interface_of
 from tests.transfer.conftest import LANE_DSCP, needs_nixl
 from tests.transfer.testbed import MIB, failure_of, pieces, random_bytes
 
@@ -18,6 +22,14 @@ pytestmark = needs_nixl
 @pytest.fixture
 def kind():
     return "nixl"
+
+
+def address_of_interface(name):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            return socket.inet_ntoa(fcntl.ioctl(asking, SIOCGIFADDR, name.encode()[:15].ljust(256, b"\0"))[20:24])
+        except OSError:
+            return None
 
 
 async def put_under_way(transport):
@@ -186,6 +198,31 @@ async def test_idle_agents_leave_the_processor_alone(make_transport):
     start = time.process_time()
     await asyncio.sleep(1)
     assert time.process_time() - start < 0.15
+
+
+def test_ucx_stays_on_the_card_of_the_address_and_off_shared_memory():
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.77") is None
+    assert default_options("127.0.0.1:0") == {"TLS": "tcp", "NET_DEVICES": "lo"}
+    assert default_options("[::1]:0") == {"TLS": "tcp", "NET_DEVICES": "lo"}
+    assert default_options("192.0.2.77:1") == {"TLS": "^sm"}
+    for index, name in socket.if_nameindex():
+        address = address_of_interface(name)
+        if name != "lo" and address and not INFINIBAND.exists():
+            assert index
+            assert default_options(f"{address}:0") == {"TLS": "^sm", "NET_DEVICES": name}
+
+
+async def test_it_works_on_another_address_than_the_loopback_one(make_transport):
+    addresses = [address_of_interface(name) for _, name in socket.if_nameindex() if name != "lo"]
+    if not any(addresses):
+        pytest.skip("this machine has the loopback interface alone")
+    bind = f"{next(filter(None, addresses))}:0"
+    sender, receiver = await make_transport(bind=bind), await make_transport(bind=bind)
+    memory, source = np.zeros(MIB, np.uint8), random_bytes(MIB)
+    batch = pieces(source, receiver.register([memory.data]), 32768)
+    await sender.write(receiver.address, batch, lane=Lane.LOAD, deadline_s=10)
+    assert (memory == source).all()
 
 
 def test_options_that_ucx_cannot_start_with_are_said():
