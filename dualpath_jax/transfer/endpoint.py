@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Generic, TypeVar, final
 
 import grpc
@@ -20,8 +21,26 @@ Serve = Callable[[AsyncIterator[bytes], Send], Awaitable[None]]
 
 Stream = TypeVar("Stream", bound=PeerStream[Any])
 
+SEND_S = 1.0
+"""How long a message that is being sent may keep its stream from ending."""
+
 STOP_S = 5.0
 """Beyond the grace, how long the end of a gRPC server is waited for."""
+
+
+async def send_whole(send: Send, message: bytes) -> None:
+    """Send a message; cancelled, wait until it is out, for a moment.
+
+    A stream whose status is to be sent while gRPC still sends a message (which cancellation does not stop) gets none,
+    `TOO_MANY_OPERATIONS`: its client waits for ever, and so may the server's end.
+    """
+    sending = asyncio.ensure_future(send(message))
+    try:
+        await asyncio.shield(sending)
+    except asyncio.CancelledError:
+        await asyncio.wait({sending}, timeout=SEND_S)
+        sending.cancel()
+        raise
 
 
 async def stop_server(server: grpc.aio.Server, *, grace_s: float | None) -> None:
@@ -122,7 +141,7 @@ class Endpoint(Generic[Stream]):
         return f"{bind.rpartition(':')[0]}:{port}"
 
     async def _serve(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        reading = asyncio.ensure_future(self._serve_stream(messages, context.write))
+        reading = asyncio.ensure_future(self._serve_stream(messages, partial(send_whole, context.write)))
         self._inbound.add(reading)
         closing = asyncio.create_task(self._closing.wait())
         try:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dualpath_jax.transfer import Failure, GrpcTransport, Lane, RegionWrite, wire
-from dualpath_jax.transfer.endpoint import stop_server
+from dualpath_jax.transfer.endpoint import send_whole, stop_server
 from dualpath_jax.transfer.outbound import WINDOW_BYTES
 from tests.transfer.conftest import LANE_DSCP
 from tests.transfer.testbed import MIB, Gate, failure_of, pieces
@@ -92,6 +92,25 @@ async def test_it_shares_a_server_with_other_services():
         assert await channel.unary_unary("/other.Echo/Echo")(b"still") == b"still"
     await sender.close()
     await stop_server(server, grace_s=None)
+
+
+async def test_a_message_that_is_being_sent_is_sent_whole_before_its_stream_ends():
+    begun, out, sent = asyncio.Event(), asyncio.Event(), []
+
+    async def send(message):
+        begun.set()
+        await out.wait()
+        sent.append(message)
+
+    sending = asyncio.create_task(send_whole(send, b"message"))
+    await begun.wait()
+    sending.cancel()
+    await asyncio.sleep(0.01)
+    assert not sending.done()
+    out.set()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert sent == [b"message"]
 
 
 async def test_a_source_that_cannot_be_read_fails_its_batch_alone():
