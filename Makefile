@@ -21,12 +21,13 @@ help:
 	@echo
 	@echo "Everything installs into $(VENV) first, once; PYTHON=/path/to/python3.11 picks the interpreter."
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock requirements-nodeps.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "$(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@echo "Installing into $(VENV) with $$($(PYTHON) --version); this takes a minute or more"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@{ $(PIP) --require-hashes --requirement requirements.lock && \
+	  $(PIP) --require-hashes --no-deps --requirement requirements-nodeps.lock && \
 	  $(PIP) --no-deps --no-build-isolation --editable . ; } > $(LOG) 2>&1 || { \
 	  tail -n 20 $(LOG) >&2; echo "The installation failed; all of its output is in $(LOG)" >&2; exit 1; }
 	@touch $@
@@ -60,6 +61,7 @@ protos: $(STAMP)
 # Resolves for every supported Python at once.
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev pyproject.toml --output-file requirements.lock
+	uv pip compile --quiet --no-deps --universal --python-version 3.11 --generate-hashes requirements-nodeps.in --output-file requirements-nodeps.lock
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROTOS = (
     ("scheduler", "dualpath_scheduler/service/scheduler.proto"),
     (".", "dualpath_jax/transfer/transfer.proto"),
+    (".", "dualpath_jax/transfer/nixl.proto"),
     (".", "dualpath_jax/cluster/peer.proto"),
     (".", "dualpath_jax/engine/group/group.proto"),
 )

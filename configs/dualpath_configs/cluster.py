@@ -32,6 +32,15 @@ class NetworkSpec(Spec):
     snic_bytes_per_s: PositiveFloat | None = None
     cnic_bytes_per_s: PositiveFloat | None = None
     burst_bytes: PositiveInt = 262_144
+    transport: Literal["auto", "grpc", "nixl"] = Field(
+        default="auto",
+        description="What carries KV between nodes; auto: NIXL (UCX) where it is installed and works on both sides, "
+        "else gRPC.",
+    )
+    ucx: dict[str, str] = Field(
+        default={},
+        description='Settings of UCX for NIXL without their prefix, such as { NET_DEVICES = "mlx5_0:1" }.',
+    )
     model_dscp: int = Field(default=0, ge=0, le=63)
     load_dscp: int = Field(default=8, ge=0, le=63, description="CS1: below the default class, as the paper's KV lane.")
     store_dscp: int = Field(default=8, ge=0, le=63)

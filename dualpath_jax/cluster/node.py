@@ -13,6 +13,7 @@ from dualpath_jax.cluster.reporter import Reporter
 from dualpath_jax.cluster.services import NodeServices
 from dualpath_jax.engine.host_buffers import ReservationTimeout
 from dualpath_jax.transfer import TransferError
+from dualpath_jax.transfer.endpoint import stop_server
 from dualpath_scheduler.service import NodeClient
 from dualpath_scheduler.service import scheduler_pb2 as pb
 
@@ -157,7 +158,7 @@ class Node(abc.ABC):
         await asyncio.gather(*running, return_exceptions=True)
         await self._end_background()
         await self.close()
-        await self.services.server.stop(grace=0.2)
+        await stop_server(self.services.server, grace_s=0.2)
         await self._client.close()
 
     async def _end_background(self) -> None:

@@ -11,7 +11,7 @@ from dualpath_jax.cluster.device import DeviceThread
 from dualpath_jax.cluster.peers import CHANNEL_OPTIONS
 from dualpath_jax.engine.base import EngineGroup
 from dualpath_jax.engine.host_buffers import HostArena
-from dualpath_jax.transfer import GrpcTransport, Lane, TrafficManager
+from dualpath_jax.transfer import TrafficManager, Transport, make_transport
 from dualpath_storage import BlockStore, DramTier, KVLayout, StoreError, open_store
 
 # Without so_reuseport=0 a second process could take the same port and a share of the connections.
@@ -29,7 +29,7 @@ class NodeServices:
     """The cluster's, through the tier where there is one."""
     tier: DramTier | None
     arena: HostArena
-    transport: GrpcTransport
+    transport: Transport
     traffic: TrafficManager
     server: grpc.aio.Server
 
@@ -38,7 +38,7 @@ class NodeServices:
 async def node_services(spec: ClusterSpec, engine: EngineGroup, *, bind: str) -> AsyncIterator[NodeServices]:
     """Build the parts, in order, and take them down in reverse; the server is started by the node.
 
-    Raises StoreError where the store cannot work and OSError where `bind` is taken.
+    Raises StoreError where the store cannot work, and OSError where `bind` is taken or the transport does not work.
     """
     async with contextlib.AsyncExitStack() as stack:
         device = DeviceThread()
@@ -46,18 +46,16 @@ async def node_services(spec: ClusterSpec, engine: EngineGroup, *, bind: str) ->
         stack.push_async_callback(device.run, engine.close)
         store, tier = _open_tiers(spec.storage, engine.layout)
         stack.push_async_callback(store.close)
-        network = spec.network
-        lanes = {Lane.MODEL: network.model_dscp, Lane.LOAD: network.load_dscp, Lane.STORE: network.store_dscp}
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        transport = GrpcTransport(bind=bind, lane_dscp=lanes, server=server)
+        transport = make_transport(spec.network, bind=bind, server=server)
         traffic = TrafficManager(
             transport,
             layout=engine.layout,
-            network=network,
+            network=spec.network,
             engines=engine.engines,
             free=spec.mode.free_transfers,
         )
-        transport.gate = traffic.inbound_gate
+        transport.set_gate(traffic.inbound_gate)
         stack.push_async_callback(traffic.close)
         stack.push_async_callback(transport.close)
         arena = HostArena(engine.layout, spec.host_buffer_blocks)

@@ -10,8 +10,10 @@ from dualpath_jax.transfer.base import (
     TransferError,
     Transport,
 )
+from dualpath_jax.transfer.choice import make_transport
 from dualpath_jax.transfer.grpc_transport import GrpcTransport
 from dualpath_jax.transfer.links import Link, NodeCards
+from dualpath_jax.transfer.nixl_transport import NixlTransport
 from dualpath_jax.transfer.traffic_manager import LaneTraffic, SnicSample, TrafficManager, TrafficStats
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "Lane",
     "LaneTraffic",
     "Link",
+    "NixlTransport",
     "NodeCards",
     "RegionHandle",
     "RegionWrite",
@@ -30,4 +33,5 @@ __all__ = [
     "TransferError",
     "Transport",
     "keep_freed_memory",
+    "make_transport",
 ]

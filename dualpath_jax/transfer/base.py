@@ -42,6 +42,7 @@ class Failure(enum.Enum):
     PEER_LOST = "peer lost"
     TIMED_OUT = "timed out"
     CLOSED = "closed"  # this side is shutting down
+    NOT_OFFERED = "not possible"  # the peer has another transport
 
 
 class TransferError(Exception):
@@ -57,15 +58,22 @@ class TransferError(Exception):
         self.peer = peer
 
 
-InboundGate = Callable[[int, int], Awaitable[None]]
-"""`await gate(engine, nbytes)`: holds inbound bytes back until the receiving card would have taken them."""
+InboundGate = Callable[[int, Lane, int], Awaitable[None]]
+"""`await gate(engine, lane, nbytes)`: holds inbound bytes back until the receiving card would have taken them."""
 
 
 class Transport(abc.ABC):
     """One endpoint. Methods are called from one event loop."""
 
-    address: str
-    """`host:port` that peers pass to `write`; valid once `start` has returned."""
+    @property
+    @abc.abstractmethod
+    def address(self) -> str:
+        """`host:port` that peers pass to `write`; valid once `start` has returned."""
+
+    @abc.abstractmethod
+    def set_gate(self, gate: InboundGate) -> None:
+        """What holds inbound bytes back; to be set before the first write arrives, since what offers it is made of a
+        transport. Without one, nothing does."""
 
     @abc.abstractmethod
     async def start(self) -> None:

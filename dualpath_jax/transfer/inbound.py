@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import final
 
 from dualpath_jax.transfer import wire
-from dualpath_jax.transfer.base import InboundGate
+from dualpath_jax.transfer.base import InboundGate, Lane
 from dualpath_jax.transfer.regions import RefusedError, Region, RegionTable
 from dualpath_jax.transfer.transfer_pb2 import (
     OUTCOME_REFUSED,
@@ -32,13 +32,10 @@ Pieces = list[tuple[Region, int, memoryview]]
 class InboundBatch:
     """What has arrived of one batch, and where its next byte goes."""
 
-    def __init__(self, table: PieceTable, regions: RegionTable) -> None:
+    def __init__(self, table: PieceTable, lane: int, regions: RegionTable) -> None:
         """Checks all pieces before any byte of the batch is written. Raises RefusedError, ValueError, IndexError."""
-        named = [regions.find(*names) for names in zip(table.region_id, table.generation, strict=True)]
-        columns = zip(table.region, table.offset_bytes, table.size_bytes, strict=True)
-        self._pieces = [(named[index], offset, size) for index, offset, size in columns]
-        for region, offset, size in self._pieces:
-            region.check(offset, size)
+        self.lane = Lane(lane)
+        self._pieces = regions.resolve(table)
         self._remaining_bytes = sum(table.size_bytes)
         self._piece = 0
         self._done_bytes = 0  # of that piece
@@ -107,7 +104,7 @@ class InboundStream:
 
     def _begin(self, frame: Frame, payload: memoryview) -> None:
         try:
-            batch = InboundBatch(frame.pieces, self._regions)
+            batch = InboundBatch(frame.pieces, frame.lane, self._regions)
         except (RefusedError, ValueError, IndexError) as error:
             self._consumed_bytes += len(payload)
             self._answer(frame.batch, OUTCOME_REFUSED, str(error))
@@ -137,7 +134,7 @@ class InboundStream:
                 try:
                     pieces = batch.take(payload)
                     for engine, share in groupby(pieces, key=lambda piece: piece[0].engine):
-                        await gate(engine, sum(len(data) for _, _, data in share))
+                        await gate(engine, batch.lane, sum(len(data) for _, _, data in share))
                 finally:
                     self._consumed_bytes += len(payload)
                 self._write(number, batch, pieces)

@@ -6,6 +6,7 @@ from itertools import count
 from typing import final
 
 from dualpath_jax.transfer.base import RegionHandle
+from dualpath_jax.transfer.transfer_pb2 import Pieces
 
 
 class RefusedError(Exception):
@@ -48,6 +49,14 @@ class Region:
         index, start = divmod(offset_bytes, self._segment_bytes)
         self._segments[index][start : start + len(data)] = data
 
+    def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
+        """That part of the memory. Raises RefusedError as `check` does."""
+        self.check(offset_bytes, size_bytes)
+        if not size_bytes or self._segments is None:
+            return memoryview(b"")
+        index, start = divmod(offset_bytes, self._segment_bytes)
+        return self._segments[index][start : start + size_bytes]
+
     def close(self) -> None:
         """Forget the memory: whatever comes later is refused."""
         self._segments = None
@@ -76,12 +85,14 @@ class RegionTable:
         self._regions[handle.region_id] = Region(handle, views, engine)
         return handle
 
-    def deregister(self, handle: RegionHandle) -> None:
-        """Refuse this registration from now on. Unknown handles are fine."""
+    def deregister(self, handle: RegionHandle) -> bool:
+        """Refuse this registration from now on; whether it was one. Unknown handles are fine."""
         region = self._regions.get(handle.region_id)
-        if region is not None and region.handle.generation == handle.generation:
-            del self._regions[handle.region_id]
-            region.close()
+        if region is None or region.handle.generation != handle.generation:
+            return False
+        del self._regions[handle.region_id]
+        region.close()
+        return True
 
     def find(self, region_id: int, generation: int) -> Region:
         """The living registration of that name. Raises RefusedError where there is none."""
@@ -96,6 +107,15 @@ class RegionTable:
                 f"region {region_id:#x} has generation {region.handle.generation:#x}, the write is for {generation:#x}"
             )
         return region
+
+    def resolve(self, table: Pieces) -> list[tuple[Region, int, int]]:
+        """Region, offset and size of each piece, all checked. Raises RefusedError, ValueError, IndexError."""
+        named = [self.find(*names) for names in zip(table.region_id, table.generation, strict=True)]
+        columns = zip(table.region, table.offset_bytes, table.size_bytes, strict=True)
+        pieces = [(named[index], offset, size) for index, offset, size in columns]
+        for region, offset, size in pieces:
+            region.check(offset, size)
+        return pieces
 
     def clear(self) -> None:
         """Refuse everything registered so far."""

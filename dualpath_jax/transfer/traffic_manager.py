@@ -25,6 +25,9 @@ from dualpath_storage.store import BlockRead, BlockResult, BlockStore, BlockWrit
 SUBMISSION_BYTES = 1024 * 1024
 """Most bytes of one submission to the transport: what a more urgent write may have to wait for."""
 
+MIN_DEADLINE_S = 0.001
+"""A write that begins in the moment of its deadline fails by it."""
+
 COPY_BYTES = 512 * 1024
 """Most bytes that a staging copy moves without yielding to the event loop (0.1–0.3 ms)."""
 
@@ -35,13 +38,22 @@ IN_FLIGHT_BYTES = {Lane.MODEL: 4 * SUBMISSION_BYTES, Lane.LOAD: 4 * SUBMISSION_B
 @final
 @dataclass(frozen=True)
 class LaneTraffic:
-    """What one lane carried to one peer, whole submissions only; `host` is this node's own staging copies."""
+    """What one lane carried to one peer, whole submissions only; `host` is this node's own staging copies.
+
+    Blocks are what callers handed over, counted once all of their call has arrived; pieces are what was posted of them.
+    """
 
     lane: Lane
     peer: str
     bytes: int
     submissions: int
     pieces: int
+    blocks: int
+
+    @property
+    def submissions_per_block(self) -> float:
+        """What doorbell batches are for: far below 1 for Layer Blocks, and 1 where each block is posted by itself."""
+        return self.submissions / self.blocks if self.blocks else 0.0
 
 
 @final
@@ -89,6 +101,7 @@ class TrafficManager:
         self._lane_bytes: Counter[tuple[Lane, str]] = Counter()
         self._lane_submissions: Counter[tuple[Lane, str]] = Counter()
         self._lane_pieces: Counter[tuple[Lane, str]] = Counter()
+        self._lane_blocks: Counter[tuple[Lane, str]] = Counter()
 
     async def close(self) -> None:
         """Cut off storage operations that outlived their deadline. Safe to call twice."""
@@ -99,9 +112,9 @@ class TrafficManager:
         """Tokens of reads that were accepted and are not through yet (`read_q` of the paper's scheduling)."""
         return self._storage.read_queue_tokens
 
-    async def inbound_gate(self, engine: int, nbytes: int) -> None:
-        """The transport's `InboundGate`: passes the receiving engine's card."""
-        await self._cards.compute_receive[engine].send(nbytes)
+    async def inbound_gate(self, engine: int, lane: Lane, nbytes: int) -> None:
+        """The transport's `InboundGate`: passes the receiving engine's card, the most urgent lane first."""
+        await self._cards.compute_receive[engine].send(nbytes, lane=lane)
 
     async def read(
         self,
@@ -152,16 +165,18 @@ class TrafficManager:
         then, and when cancelled, no source is read any more.
         """
         order = (need, next(self._sends))
+        until_s = asyncio.get_running_loop().time() + deadline_s
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout_at(until_s):
                 await run_all(
-                    self._submit(peer, part, engine=engine, lane=lane, need=(*order, i), deadline_s=deadline_s)
+                    self._submit(peer, part, engine=engine, lane=lane, need=(*order, i), until_s=until_s)
                     for i, part in enumerate(cut_writes(batch, SUBMISSION_BYTES))
                 )
         except TimeoutError:
             raise TransferError(
                 Failure.TIMED_OUT, peer, f"{lane.name} write not done within {deadline_s:g} s, waiting included"
             ) from None
+        self._lane_blocks[lane, peer] += sum(len(write.source) > 0 for write in batch)
 
     async def copy(self, pairs: Sequence[CopyPair], *, engine: int, need: Need = ()) -> None:
         """Copy each `(destination, source)` through `engine`'s card, as DualPath does with every host-to-device copy.
@@ -180,6 +195,7 @@ class TrafficManager:
             for target, source in part:
                 target[:] = source
             self._count(Lane.LOAD, "host", size_bytes, len(part))
+        self._lane_blocks[Lane.LOAD, "host"] += sum(len(source) > 0 for _, source in pairs)
 
     def stats(self) -> TrafficStats:
         """A snapshot of all counters."""
@@ -187,8 +203,8 @@ class TrafficManager:
         both = list(zip(cards.compute_send, cards.compute_receive, strict=True))
         return TrafficStats(
             lanes=tuple(
-                LaneTraffic(lane, peer, nbytes, self._lane_submissions[lane, peer], self._lane_pieces[lane, peer])
-                for (lane, peer), nbytes in sorted(self._lane_bytes.items())
+                LaneTraffic(*key, nbytes, self._lane_submissions[key], self._lane_pieces[key], self._lane_blocks[key])
+                for key, nbytes in sorted(self._lane_bytes.items())
             ),
             snic_read_bytes=cards.storage_read.total_bytes,
             memory_read_bytes=self._storage.memory_read_bytes,
@@ -209,12 +225,13 @@ class TrafficManager:
         )
 
     async def _submit(
-        self, peer: str, part: list[RegionWrite], *, engine: int, lane: Lane, need: Need, deadline_s: float
+        self, peer: str, part: list[RegionWrite], *, engine: int, lane: Lane, need: Need, until_s: float
     ) -> None:
         size_bytes = sum(len(write.source) for write in part)
         await self._cards.compute_send[engine].send(size_bytes, lane=lane, need=need)
         window = self._windows.setdefault((peer, lane), Window(IN_FLIGHT_BYTES[lane]))
         async with window.slot(size_bytes, need):
+            deadline_s = max(until_s - asyncio.get_running_loop().time(), MIN_DEADLINE_S)
             await self._transport.write(peer, part, lane=lane, deadline_s=deadline_s)
         self._count(lane, peer, size_bytes, len(part))
 

@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$dualpath_jax/transfer/transfer.proto\x12\x11\x64ualpath.transfer\"Q\n\x05\x46rame\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12)\n\x06pieces\x18\x02 \x01(\x0b\x32\x19.dualpath.transfer.Pieces\x12\x0e\n\x06\x63\x61ncel\x18\x03 \x01(\x08\"i\n\x06Pieces\x12\x11\n\tregion_id\x18\x01 \x03(\x04\x12\x12\n\ngeneration\x18\x02 \x03(\x04\x12\x0e\n\x06region\x18\x03 \x03(\r\x12\x14\n\x0coffset_bytes\x18\x04 \x03(\x04\x12\x12\n\nsize_bytes\x18\x05 \x03(\x04\"k\n\x05Reply\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12+\n\x07outcome\x18\x02 \x01(\x0e\x32\x1a.dualpath.transfer.Outcome\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x16\n\x0e\x63onsumed_bytes\x18\x04 \x01(\x04*L\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_WRITTEN\x10\x01\x12\x13\n\x0fOUTCOME_REFUSED\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$dualpath_jax/transfer/transfer.proto\x12\x11\x64ualpath.transfer\"_\n\x05\x46rame\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12)\n\x06pieces\x18\x02 \x01(\x0b\x32\x19.dualpath.transfer.Pieces\x12\x0e\n\x06\x63\x61ncel\x18\x03 \x01(\x08\x12\x0c\n\x04lane\x18\x04 \x01(\r\"i\n\x06Pieces\x12\x11\n\tregion_id\x18\x01 \x03(\x04\x12\x12\n\ngeneration\x18\x02 \x03(\x04\x12\x0e\n\x06region\x18\x03 \x03(\r\x12\x14\n\x0coffset_bytes\x18\x04 \x03(\x04\x12\x12\n\nsize_bytes\x18\x05 \x03(\x04\"k\n\x05Reply\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12+\n\x07outcome\x18\x02 \x01(\x0e\x32\x1a.dualpath.transfer.Outcome\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x16\n\x0e\x63onsumed_bytes\x18\x04 \x01(\x04*L\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_WRITTEN\x10\x01\x12\x13\n\x0fOUTCOME_REFUSED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dualpath_jax.transfer.transfer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTCOME']._serialized_start=358
-  _globals['_OUTCOME']._serialized_end=434
+  _globals['_OUTCOME']._serialized_start=372
+  _globals['_OUTCOME']._serialized_end=448
   _globals['_FRAME']._serialized_start=59
-  _globals['_FRAME']._serialized_end=140
-  _globals['_PIECES']._serialized_start=142
-  _globals['_PIECES']._serialized_end=247
-  _globals['_REPLY']._serialized_start=249
-  _globals['_REPLY']._serialized_end=356
+  _globals['_FRAME']._serialized_end=154
+  _globals['_PIECES']._serialized_start=156
+  _globals['_PIECES']._serialized_end=261
+  _globals['_REPLY']._serialized_start=263
+  _globals['_REPLY']._serialized_end=370
 # @@protoc_insertion_point(module_scope)

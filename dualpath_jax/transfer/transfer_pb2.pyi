@@ -17,14 +17,16 @@ OUTCOME_WRITTEN: Outcome
 OUTCOME_REFUSED: Outcome
 
 class Frame(_message.Message):
-    __slots__ = ("batch", "pieces", "cancel")
+    __slots__ = ("batch", "pieces", "cancel", "lane")
     BATCH_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
     batch: int
     pieces: Pieces
     cancel: bool
-    def __init__(self, batch: _Optional[int] = ..., pieces: _Optional[_Union[Pieces, _Mapping]] = ..., cancel: _Optional[bool] = ...) -> None: ...
+    lane: int
+    def __init__(self, batch: _Optional[int] = ..., pieces: _Optional[_Union[Pieces, _Mapping]] = ..., cancel: _Optional[bool] = ..., lane: _Optional[int] = ...) -> None: ...
 
 class Pieces(_message.Message):
     __slots__ = ("region_id", "generation", "region", "offset_bytes", "size_bytes")

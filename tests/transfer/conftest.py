@@ -1,7 +1,9 @@
 """Transports of every kind, in this process and in others; each test must leave no task behind."""
 
 import asyncio
+import dataclasses
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -9,14 +11,31 @@ import sys
 
 import pytest
 
-from dualpath_jax.transfer import GrpcTransport, Lane, RegionHandle
+from dualpath_jax.transfer import GrpcTransport, Lane, NixlTransport, RegionHandle
+from dualpath_jax.transfer.nixl_agent import nixl_bindings
 
-KINDS = ("grpc",)
 LANE_DSCP = {Lane.LOAD: 8, Lane.STORE: 10}
 
 
-@pytest.fixture(params=KINDS)
-def kind(request):
+def why_no_nixl():
+    try:
+        nixl_bindings()
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+needs_nixl = pytest.mark.skipif(bool(why_no_nixl()), reason=why_no_nixl() or "NIXL is installed")
+KINDS = {"grpc": GrpcTransport, "nixl": NixlTransport}
+
+
+@pytest.fixture(
+    params=["grpc", pytest.param("nixl", marks=needs_nixl), pytest.param("nixl over shared memory", marks=needs_nixl)]
+)
+def kind(request, monkeypatch):
+    if request.param == "nixl over shared memory":
+        monkeypatch.setenv("UCX_TLS", "tcp,cma,self")
+        return "nixl"
     return request.param
 
 
@@ -26,8 +45,7 @@ async def make_transport(kind):
     made = []
 
     async def make(bind="127.0.0.1:0", gate=None):
-        assert kind == "grpc"
-        transport = GrpcTransport(bind=bind, lane_dscp=LANE_DSCP, gate=gate)
+        transport = KINDS[kind](bind=bind, lane_dscp=LANE_DSCP, gate=gate)
         await transport.start()
         made.append(transport)
         return transport
@@ -54,6 +72,7 @@ class PeerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "UCX_LOG_FILE": "stderr"},  # by default UCX writes to stdout
             text=True,
         )
         line = json.loads(self.process.stdout.readline())
@@ -61,7 +80,19 @@ class PeerProcess:
         self.handle = RegionHandle(**line["handle"])
 
     def digest(self):
-        self.process.stdin.write("?\n")
+        return self.ask("digest")
+
+    def values(self):
+        return json.loads(self.ask("values"))
+
+    def write_on(self, address, handle):
+        self.ask("write " + json.dumps({"address": address, "handle": dataclasses.asdict(handle)}))
+
+    def outcome(self):
+        return self.ask("outcome")
+
+    def ask(self, command):
+        self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dualpath_jax.transfer import Failure, GrpcTransport, Lane, RegionWrite, wire
+from dualpath_jax.transfer.endpoint import send_whole, stop_server
 from dualpath_jax.transfer.outbound import WINDOW_BYTES
 from tests.transfer.conftest import LANE_DSCP
 from tests.transfer.testbed import MIB, Gate, failure_of, pieces
@@ -58,7 +59,7 @@ async def test_what_waits_at_a_gate_is_bounded_by_the_window():
     task = asyncio.create_task(sender.write(receiver.address, batch, lane=Lane.LOAD, deadline_s=30))
     await gate.waiting.wait()
     await asyncio.sleep(0.3)
-    (stream,) = sender._streams.values()
+    (stream,) = sender._endpoint._streams.values()
     assert WINDOW_BYTES <= stream._sent_bytes <= WINDOW_BYTES + wire.FRAME_BYTES
     gate.open()
     await task
@@ -90,7 +91,26 @@ async def test_it_shares_a_server_with_other_services():
         assert error.failure is Failure.PEER_LOST
         assert await channel.unary_unary("/other.Echo/Echo")(b"still") == b"still"
     await sender.close()
-    await server.stop(None)
+    await stop_server(server, grace_s=None)
+
+
+async def test_a_message_that_is_being_sent_is_sent_whole_before_its_stream_ends():
+    begun, out, sent = asyncio.Event(), asyncio.Event(), []
+
+    async def send(message):
+        begun.set()
+        await out.wait()
+        sent.append(message)
+
+    sending = asyncio.create_task(send_whole(send, b"message"))
+    await begun.wait()
+    sending.cancel()
+    await asyncio.sleep(0.01)
+    assert not sending.done()
+    out.set()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert sent == [b"message"]
 
 
 async def test_a_source_that_cannot_be_read_fails_its_batch_alone():

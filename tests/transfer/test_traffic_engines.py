@@ -21,7 +21,7 @@ async def pair(**network):
     for _ in range(2):
         transport = GrpcTransport(lane_dscp=LANE_DSCP)
         manager = TrafficManager(transport, layout=LAYOUT, network=NetworkSpec(**network), engines=2)
-        transport.gate = manager.inbound_gate
+        transport.set_gate(manager.inbound_gate)
         await transport.start()
         nodes.append((transport, manager))
     try:
@@ -45,7 +45,9 @@ async def test_a_send_is_cut_lands_whole_and_is_counted_on_both_sides():
         assert (memory == source).all()
         # The two cards work in turn on one submission and at once on several.
         assert 5 * MIB / 5e6 <= took < 1.9 * 5 * MIB / 5e6
-        assert sender.stats().lanes == (LaneTraffic(Lane.LOAD, receiver.address, 6 * MIB, 6, 192),)
+        (lane,) = sender.stats().lanes
+        assert lane == LaneTraffic(Lane.LOAD, receiver.address, 6 * MIB, 6, 192, 192)
+        assert lane.submissions_per_block == 1 / 32
         assert sender.stats().cnic_bytes == (6 * MIB, 0)
         assert inbound.stats().cnic_bytes == (0, 6 * MIB)
         assert inbound.stats().cnic_busy_s == pytest.approx((0, 6 * MIB / 5e6))
@@ -104,6 +106,29 @@ async def test_a_background_of_stores_costs_a_load_little():
             return took
 
     assert await load_time(background=True) < 1.8 * await load_time(background=False)
+
+
+async def test_loads_overtake_stores_at_the_receiving_card_too(make_transport):
+    receiver, storing, loading = [await make_transport() for _ in range(3)]
+    network = NetworkSpec(cnic_bytes_per_s=10e6, burst_bytes=1)
+    receiver.set_gate(TrafficManager(receiver, layout=LAYOUT, network=network, engines=1).inbound_gate)
+    memory = [np.zeros(size, np.uint8) for size in (12 * MIB, MIB)]
+    handles = [receiver.register([m.data]) for m in memory]
+    source = np.ones(12 * MIB, np.uint8)
+    store = asyncio.gather(
+        *(
+            storing.write(receiver.address, [write], lane=Lane.STORE, deadline_s=30)
+            for write in pieces(source, handles[0], MIB)
+        )
+    )
+    await asyncio.sleep(0.2)
+    await loading.write(receiver.address, pieces(source[:MIB], handles[1], 32768), lane=Lane.LOAD, deadline_s=30)
+    stored_bytes = memory[0].sum()
+    assert memory[1].all()
+    # At that rate a MiB takes 0.1 s, and the stores that came before take more than a second.
+    assert stored_bytes <= 8 * MIB
+    await store
+    assert memory[0].all()
 
 
 async def test_a_send_ends_at_its_deadline_and_frees_what_it_held():

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from dualpath_jax.transfer import Failure, Lane, TransferError, outbound
+from dualpath_jax.transfer import Failure, Lane, TransferError, peer_stream
 from tests.transfer.testbed import MIB, digest, pieces, random_bytes
 
 
@@ -50,7 +50,7 @@ async def test_a_peer_that_is_frozen_before_the_first_write_ends_it_at_the_deadl
 
 
 async def test_a_silent_stream_is_given_up_and_the_next_write_connects_anew(make_transport, peer_process, monkeypatch):
-    monkeypatch.setattr(outbound, "SILENCE_S", 0.3)
+    monkeypatch.setattr(peer_stream, "SILENCE_S", 0.3)
     sender = await make_transport()
     peer = peer_process(region_bytes=32 * MIB)
     source = np.ones(32 * MIB, np.uint8)

@@ -91,7 +91,7 @@ class Gate:
         self.waiting = asyncio.Event()
         self.opened = asyncio.Event()
 
-    async def __call__(self, engine, nbytes):
+    async def __call__(self, engine, lane, nbytes):
         if engine in self.shut:
             self.waiting.set()
             await self.opened.wait()
