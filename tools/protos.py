@@ -1,10 +1,9 @@
 """Generates the protocol-buffer modules beside their .proto files; `--out DIR` writes them elsewhere."""
 
 import argparse
-import importlib.resources
 import pathlib
-
-from grpc_tools import protoc
+import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # (import root, .proto below it): the generated modules import each other by this path.
@@ -18,15 +17,17 @@ PROTOS = (
 
 
 def generate(out: pathlib.Path | None = None) -> list[pathlib.Path]:
-    """Runs protoc for every file; returns the generated modules' paths. Raises RuntimeError with protoc's status."""
-    well_known = importlib.resources.files("grpc_tools") / "_proto"
+    """Runs protoc for every file; returns the generated modules' paths. Raises RuntimeError with protoc's status.
+
+    In processes of its own: its library crashes in one that has loaded NIXL's.
+    """
     generated = []
     for base, proto in PROTOS:
         target = (out or ROOT) / base
         target.mkdir(parents=True, exist_ok=True)
-        arguments = ["protoc", f"-I{ROOT / base}", f"-I{well_known}", proto]
+        arguments = [f"-I{ROOT / base}", proto]
         arguments += [f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python")]
-        status = protoc.main(arguments)
+        status = subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *arguments], check=False).returncode
         if status:
             raise RuntimeError(f"protoc failed on {proto} with status {status}")
         stem = target / proto.removesuffix(".proto")
