@@ -1,0 +1,1 @@
+"""Real processes on emulated networks, and what is measured there."""
