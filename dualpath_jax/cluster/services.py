@@ -47,15 +47,16 @@ async def node_services(spec: ClusterSpec, engine: EngineGroup, *, bind: str) ->
         store, tier = _open_tiers(spec.storage, engine.layout)
         stack.push_async_callback(store.close)
         network = spec.network
-        lanes = {Lane.MODEL: network.model_dscp, Lane.LOAD: network.load_dscp, Lane.STORE: network.store_dscp}
+        lanes = network.lanes
+        dscp = {Lane.MODEL: lanes.model.dscp, Lane.LOAD: lanes.load.dscp, Lane.STORE: lanes.store.dscp}
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        transport = GrpcTransport(bind=bind, lane_dscp=lanes, server=server)
+        transport = GrpcTransport(bind=bind, lane_dscp=dscp, server=server)
         traffic = TrafficManager(
             transport,
             layout=engine.layout,
             network=network,
             engines=engine.engines,
-            free=spec.mode.free_transfers,
+            free=spec.mode.free_transfers or not network.emulated,
         )
         transport.gate = traffic.inbound_gate
         stack.push_async_callback(traffic.close)

@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +13,7 @@ from dualpath_configs import ClusterSpec, SpecError, load_cluster
 from dualpath_configs.resolved import write_resolved
 from dualpath_jax.cluster.node_query import node_stats
 from dualpath_jax.cluster.peer_pb2 import StatsReply
-from dualpath_jax.launch.processes import POLL_S, ClusterError, RoleProcess, interrupt_deferred
+from dualpath_jax.launch.processes import HERE, POLL_S, ClusterError, Place, RoleProcess, interrupt_deferred
 from dualpath_jax.rollout import Client, Session
 
 START_S = 180.0
@@ -24,14 +25,19 @@ class LocalCluster:
 
     `spec` is a cluster spec or the name of a preset. Where `storage.url` is empty, blocks are kept in a temporary
     folder that goes with the cluster; a `file://` URL is kept, and found again by the next cluster. Nodes emulate
-    their engines on the CPU unless `platform` names another.
+    their engines on the CPU unless `platform` names another. `place` says by name where each process runs.
 
     Raises SpecError for storage that processes cannot share, and ClusterError where a process does not come up, with
     the last line of its log.
     """
 
     def __init__(
-        self, spec: ClusterSpec | str = "local_1p1d", *, platform: str = "cpu", compilation_cache: str = ""
+        self,
+        spec: ClusterSpec | str = "local_1p1d",
+        *,
+        platform: str = "cpu",
+        compilation_cache: str = "",
+        place: Callable[[str], Place] = lambda name: HERE,
     ) -> None:
         self.spec = load_cluster(spec) if isinstance(spec, str) else spec
         if self.spec.storage.url.removeprefix("faulty+").startswith(("memory:", "tensorstore+memory:")):
@@ -40,6 +46,7 @@ class LocalCluster:
                 "empty for a temporary folder"
             )
         self._flags = [f"--platform={platform}", f"--compilation_cache={compilation_cache}"]
+        self._place = place
         self._stack = ExitStack()
         self._processes: dict[str, RoleProcess] = {}
         self._client: Client | None = None
@@ -121,7 +128,7 @@ class LocalCluster:
 
     def _launch(self, name: str, flags: list[str], folder: Path) -> RoleProcess:
         with interrupt_deferred():
-            process = RoleProcess(name, [*flags, *self._flags], folder)
+            process = RoleProcess(name, [*flags, *self._flags], folder, self._place(name))
             self._processes[name] = process
         return process
 

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
@@ -36,25 +37,39 @@ def interrupt_deferred() -> Iterator[None]:
 
 
 @final
+@dataclass(frozen=True)
+class Place:
+    """Where a process of a cluster runs: what stands before its command, the host that it listens at, and what its
+    environment has besides this one's."""
+
+    command: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+HERE = Place()
+
+
+@final
 class RoleProcess:
     """`dualpath-launch` in a process of its own, in a session of its own, so that Ctrl-C reaches the parent alone.
 
     Its standard input is a pipe from this process: it stops when the pipe ends, however this process ends.
     """
 
-    def __init__(self, name: str, flags: Sequence[str], folder: Path) -> None:
+    def __init__(self, name: str, flags: Sequence[str], folder: Path, place: Place = HERE) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self._address_file = folder / f"{name}.address"
-        command = [sys.executable, "-m", "dualpath_jax.launch.main", "--stop_with_stdin", *flags]
+        command = [*place.command, sys.executable, "-m", "dualpath_jax.launch.main", "--stop_with_stdin", *flags]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*command, f"--address_file={self._address_file}"],
+                [*command, f"--bind={place.host}:0", f"--address_file={self._address_file}"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=_child_environment(),
+                env={**_child_environment(), **place.environment},
             )
 
     @property
