@@ -69,7 +69,7 @@ class RoleProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**_child_environment(), **place.environment},
+                env={**child_environment(), **place.environment},
             )
 
     @property
@@ -124,7 +124,7 @@ class RoleProcess:
                 self._process.stdin.close()
 
 
-def _child_environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """This environment; a count of emulated devices set for this process is not the child's."""
     environment = dict(os.environ)
     kept = [flag for flag in environment.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]

@@ -11,7 +11,7 @@ from dualpath_configs import ClusterSpec, SpecError
 from dualpath_jax.launch.processes import Place, interrupt_deferred
 from dualpath_jax.testbed.counters import Counters, read_counters
 from dualpath_jax.testbed.namespaces import Namespaces, inside
-from dualpath_jax.testbed.plan import CONTROL, STORAGE, SWITCH, Network, plan_hosts
+from dualpath_jax.testbed.plan import CONTROL, STORAGE, SWITCH, Host, Network, plan_hosts
 from dualpath_jax.testbed.seaweedfs import CREDENTIALS, SeaweedServer, find_weed
 from dualpath_jax.testbed.wires import connect, set_link, shape
 
@@ -20,13 +20,13 @@ from dualpath_jax.testbed.wires import connect, set_link, shape
 class NetworkTestbed:
     """A context manager: the machine's own networks are as they were on exit, after Ctrl-C and a crash as well.
 
-    Without `lanes`, all traffic of a compute card is one class. Without `storage` there is no server.
+    Without `storage` there is no server.
 
     Raises SpecError where the spec has no rates, NetworkError where this process may not make networks, and
     StorageServerError where the server does not come up.
     """
 
-    def __init__(self, spec: ClusterSpec, *, lanes: bool = True, storage: bool = True) -> None:
+    def __init__(self, spec: ClusterSpec, *, storage: bool = True) -> None:
         for name in ("snic_bytes_per_s", "cnic_bytes_per_s"):
             if getattr(spec.network, name) is None:
                 raise SpecError(f"network.{name} is absent: expected the rate of the testbed's links")
@@ -34,7 +34,6 @@ class NetworkTestbed:
             raise SpecError(f"storage.url = {spec.storage.url!r}: expected none, a testbed brings its own storage")
         if storage:
             find_weed()
-        self._lanes = lanes
         self._storage = storage
         self._server: SeaweedServer | None = None
         self._stack = ExitStack()
@@ -44,13 +43,14 @@ class NetworkTestbed:
         addresses = {host.name: host.address(host.networks[-1]) for host in self.hosts}
         self.namespaces = Namespaces({SWITCH: "", **addresses})
 
+    def host(self, name: str) -> Host:
+        """The host of this name, such as `prefill-0`."""
+        return next(host for host in self.hosts if host.name == name)
+
     def place(self, name: str) -> Place:
         """Where a process of the cluster runs; a process that is no node is with the scheduler."""
-        found = {host.name: host for host in self.hosts if host.is_node}.get(name)
-        if found is None:
-            address = next(host for host in self.hosts if host.name == CONTROL).address("mgmt")
-            return Place(self.namespaces.command(CONTROL), address, CREDENTIALS)
-        return Place(self.namespaces.command(name), found.address("cnic"), CREDENTIALS)
+        host = self.host(name if any(name == host.name for host in self.hosts) else CONTROL)
+        return Place(self.namespaces.command(host.name), host.address(host.networks[-1]), CREDENTIALS)
 
     def with_storage(self, prefix: str) -> ClusterSpec:
         """The spec, with an own part of the server for its store."""
@@ -66,6 +66,10 @@ class NetworkTestbed:
     def counters(self) -> Counters:
         """What passed the nodes' cards so far."""
         return read_counters(self.spec.network.lanes, self.hosts, self.namespaces)
+
+    def set_lanes(self, on: bool) -> None:
+        """Whether the compute cards tell lanes apart, which they do at first."""
+        shape(self.spec, self.hosts, self.namespaces, lanes=on)
 
     def set_link(self, host: str, network: Network, *, up: bool) -> None:
         """Pull the cable of a host's card, or put it back."""
@@ -89,7 +93,7 @@ class NetworkTestbed:
         with interrupt_deferred():
             self._stack.enter_context(self.namespaces)
             connect(self.hosts, self.namespaces)
-            shape(self.spec, self.hosts, self.namespaces, lanes=self._lanes)
+            self.set_lanes(True)
             if self._storage:
                 self._server = self._start_server()
         if self._server is not None:
@@ -99,7 +103,6 @@ class NetworkTestbed:
     def _start_server(self) -> SeaweedServer:
         folder = Path(tempfile.mkdtemp(prefix="dualpath-testbed-"))
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        storage = next(host for host in self.hosts if host.name == STORAGE)
-        server = SeaweedServer(folder, storage.address("snic"), self.namespaces.command(STORAGE))
+        server = SeaweedServer(folder, self.host(STORAGE).address("snic"), self.namespaces.command(STORAGE))
         self._stack.callback(server.close)
         return server

@@ -24,8 +24,8 @@ S3_PORT, FILER_PORT = 8333, 8888
 
 _SCRIPT = 'mount --bind . /mnt && cd /mnt && mount --bind sockets /tmp && { "$@" & read -r _; kill -9 $!; }'
 """The server puts sockets into /tmp, by its ports, whatever one says: a /tmp of its own keeps servers apart, and its
-folder, which may lie below /tmp, is found at /mnt; both in its namespace alone. Once this process's input ends, which it
-does however the process at the other end goes, so does the server."""
+folder, which may lie below /tmp, is found at /mnt; both in its namespace alone. Once this process's input ends, which
+it does however the process at the other end goes, so does the server."""
 
 
 class StorageServerError(RuntimeError):

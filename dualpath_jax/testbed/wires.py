@@ -59,8 +59,8 @@ def connect(hosts: Sequence[Host], namespaces: Namespaces) -> None:
     _route_control(hosts, namespaces)
 
 
-def shape(spec: ClusterSpec, hosts: Sequence[Host], namespaces: Namespaces, *, lanes: bool = True) -> None:
-    """Give the nodes' cards the rates of the spec; without `lanes` all of a compute card is one class."""
+def shape(spec: ClusterSpec, hosts: Sequence[Host], namespaces: Namespaces, *, lanes: bool) -> None:
+    """Give the nodes' cards the rates of the spec; without `lanes` all traffic of a compute card is one class."""
     network = spec.network
     nodes = {host.name for host in hosts if host.is_node}
     for card in cards(hosts, namespaces):
