@@ -71,7 +71,7 @@ async def _run(network: NetworkSpec) -> None:
 async def _peer() -> tuple[str, RegionHandle]:
     path = Path(FLAGS.folder) / FLAGS.peer
     async with asyncio.timeout(PEER_S):
-        while not path.exists():  # noqa: ASYNC110: another process makes it
+        while not path.exists():  # noqa: ASYNC110  (another process makes it)
             await asyncio.sleep(0.05)
     said = json.loads(path.read_text())
     return said["address"], RegionHandle(**said["handle"])
