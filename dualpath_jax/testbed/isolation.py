@@ -36,7 +36,7 @@ EXCHANGES = {"prefill": ("all_to_all", 65_536), "decode": ("experts", 8_192)}
 def _define_flags() -> None:
     define_config_flags()
     flags.DEFINE_enum("role", "prefill", sorted(EXCHANGES), "Whose exchange it is, of a prefill or a decode group.")
-    flags.DEFINE_float("link_bytes_per_s", 25e6, "Rate of a compute card.", lower_bound=1e5)
+    flags.DEFINE_float("link_bytes_per_s", 10e6, "Rate of a compute card.", lower_bound=1e5)
     flags.DEFINE_float("seconds", 10.0, "How long each measurement takes.", lower_bound=0.5)
     flags.DEFINE_integer("rounds", 2, "How often each condition is measured.", lower_bound=1)
     flags.DEFINE_string("json_out", "", "File for the figures; empty: the table alone.")

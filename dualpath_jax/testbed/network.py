@@ -92,7 +92,7 @@ class NetworkTestbed:
     def _start(self) -> None:
         with interrupt_deferred():
             self._stack.enter_context(self.namespaces)
-            connect(self.hosts, self.namespaces)
+            connect(self.spec, self.hosts, self.namespaces)
             self.set_lanes(True)
             if self._storage:
                 self._server = self._start_server()

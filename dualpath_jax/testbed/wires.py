@@ -17,8 +17,9 @@ from dualpath_jax.testbed.plan import NETWORKS, PREFIX_BITS, SWITCH, Host, Netwo
 QUEUE_S = 0.1
 """Most time that a packet waits for a storage card before it is dropped."""
 
-GSO_BYTES = 16_384
-"""Largest burst that a sender hands to the network at once: at 200 Mbit/s, what another waits for is 0.7 ms."""
+PACKET_S = 0.0002
+MIN_GSO_BYTES, MAX_GSO_BYTES = 3_000, 65_536
+"""The kernel hands a card many packets as one, and no other lane comes between: such a one takes so long at most."""
 
 Port = tuple[str, str]
 """A namespace and an interface in it."""
@@ -43,8 +44,10 @@ def cards(hosts: Sequence[Host], namespaces: Namespaces) -> Iterator[Card]:
             yield Card(host.name, network, (namespaces.full_name(host.name), network), (switch, port))
 
 
-def connect(hosts: Sequence[Host], namespaces: Namespaces) -> None:
+def connect(spec: ClusterSpec, hosts: Sequence[Host], namespaces: Namespaces) -> None:
     """Lay the wires and give them addresses. Raises NetworkError."""
+    together = round((_cnic_bytes_per_s(spec) or 0) * PACKET_S)
+    gso = {"cnic": min(max(together, MIN_GSO_BYTES), MAX_GSO_BYTES)}
     switch = namespaces.full_name(SWITCH)
     bridges = [f"link add {network} type bridge forward_delay 0\nlink set {network} up" for network in NETWORKS]
     _ip(switch, bridges)
@@ -53,7 +56,8 @@ def connect(hosts: Sequence[Host], namespaces: Namespaces) -> None:
         namespace, name = card.own
         port = card.switch[1]
         address = by_name[card.host].address(card.network)
-        pair = f"link add {port} gso_max_size {GSO_BYTES} type veth peer name {name} gso_max_size {GSO_BYTES}"
+        most = gso.get(card.network, MAX_GSO_BYTES)
+        pair = f"link add {port} gso_max_size {most} type veth peer name {name} gso_max_size {most}"
         _ip(switch, [f"{pair} netns {namespace}", f"link set {port} master {card.network} up"])
         _ip(namespace, [f"addr add {address}/{PREFIX_BITS} dev {name}", f"link set {name} up"])
     _route_control(hosts, namespaces)
@@ -69,8 +73,8 @@ def shape(spec: ClusterSpec, hosts: Sequence[Host], namespaces: Namespaces, *, l
         for namespace, name in (card.own, card.switch):
             if card.network == "snic" and network.snic_bytes_per_s is not None:
                 _limit(namespace, name, network.snic_bytes_per_s, network.burst_bytes)
-            if card.network == "cnic" and network.cnic_bytes_per_s is not None:
-                rate = network.cnic_bytes_per_s * spec.engines_per_node
+            rate = _cnic_bytes_per_s(spec)
+            if card.network == "cnic" and rate is not None:
                 shaping = lane_shaping(network.lanes, rate)
                 apply_shaping(shaping if lanes else shaping.without_lanes(), name, namespace=namespace)
 
@@ -78,6 +82,12 @@ def shape(spec: ClusterSpec, hosts: Sequence[Host], namespaces: Namespaces, *, l
 def set_link(namespaces: Namespaces, host: str, network: Network, *, up: bool) -> None:
     """Pull the cable of a host's card, or put it back."""
     _ip(namespaces.full_name(host), [f"link set {network} {'up' if up else 'down'}"])
+
+
+def _cnic_bytes_per_s(spec: ClusterSpec) -> float | None:
+    """Of a node: the cards of its engines are one interface."""
+    rate = spec.network.cnic_bytes_per_s
+    return None if rate is None else rate * spec.engines_per_node
 
 
 def _limit(namespace: str, name: str, bytes_per_s: float, burst_bytes: int) -> None:
