@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,14 @@ class Namespaces:
         self._addresses = addresses
         self.prefix = f"dpt{os.getpid()}-"
         self._record = RECORDS / self.prefix.rstrip("-")
+        self._folder: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """A folder for files, which goes with the namespaces."""
+        if self._folder is None:
+            raise RuntimeError("the namespaces are not there: use them in a with block")
+        return self._folder
 
     def full_name(self, name: str) -> str:
         """The name that `ip netns` knows."""
@@ -73,7 +82,8 @@ class Namespaces:
 
     def _make(self) -> None:
         RECORDS.mkdir(mode=0o755, parents=True, exist_ok=True)
-        owner = {"pid": os.getpid(), "started": _started(os.getpid())}
+        self._folder = Path(tempfile.mkdtemp(prefix="dualpath-testbed-"))
+        owner = {"pid": os.getpid(), "started": _started(os.getpid()), "folder": str(self._folder)}
         temporary = self._record.with_suffix(".tmp")
         temporary.write_text(json.dumps(owner))
         temporary.rename(self._record)
@@ -109,6 +119,7 @@ def remove_orphans() -> None:
 def _remove(record: Path) -> None:
     if not record.exists():
         return
+    files = json.loads(record.read_text())["folder"]
     names = [path.name for path in NETNS.glob(f"{record.name}-*")]
     for name in names:
         _end_processes(name)
@@ -116,6 +127,7 @@ def _remove(record: Path) -> None:
         network_command("ip", "netns", "delete", name)
     for folder in HOSTS.glob(f"{record.name}-*"):
         shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(files, ignore_errors=True)
     record.unlink(missing_ok=True)
 
 

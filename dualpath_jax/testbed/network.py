@@ -1,9 +1,6 @@
 """A whole testbed: namespaces, networks with the rates of a spec, and an S3 server; gone in the end."""
 
-import shutil
-import tempfile
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Self, final
 
@@ -101,8 +98,8 @@ class NetworkTestbed:
                 self._server.wait_until_ready()
 
     def _start_server(self) -> SeaweedServer:
-        folder = Path(tempfile.mkdtemp(prefix="dualpath-testbed-"))
-        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder = self.namespaces.folder / "storage"
+        folder.mkdir()
         server = SeaweedServer(folder, self.host(STORAGE).address("snic"), self.namespaces.command(STORAGE))
         self._stack.callback(server.close)
         return server

@@ -22,10 +22,14 @@ CREDENTIALS: Mapping[str, str] = {
 READY_S = 60.0
 S3_PORT, FILER_PORT = 8333, 8888
 
-_SCRIPT = 'mount --bind . /mnt && cd /mnt && mount --bind sockets /tmp && { "$@" & read -r _; kill -9 $!; }'
-"""The server puts sockets into /tmp, by its ports, whatever one says: a /tmp of its own keeps servers apart, and its
-folder, which may lie below /tmp, is found at /mnt; both in its namespace alone. Once this process's input ends, which
-it does however the process at the other end goes, so does the server."""
+_SCRIPT = """
+exec 3<&0 4<"$1" && shift && mount --bind . /mnt && cd /mnt && mount --bind sockets /tmp || exit 1
+(read -r _ <&3; kill -9 $$) &
+exec /proc/self/fd/4 "$@" 0</dev/null 3<&-
+"""
+"""The server puts sockets into /tmp, by its ports, whatever one says: a /tmp of its own keeps servers apart. The
+program, which may lie below /tmp, is opened before, and its folder is found at /mnt; all of it in its namespace alone.
+Once the input ends, which it does however the process at the other end goes, so does the server."""
 
 
 class StorageServerError(RuntimeError):

@@ -178,7 +178,8 @@ def test_bytes_that_are_not_text_have_their_line(tmp_path: Path) -> None:
 
 def test_names_and_files_that_are_not_there(tmp_path: Path) -> None:
     assert error_of("local_1p1") == (
-        "no such preset: 'local_1p1': expected local_1p1d, local_1p2d, local_2p1d, or a .toml file (the closest one is "
+        "no such preset: 'local_1p1': expected local_1p1d, local_1p2d, local_2p1d, testbed_1p1d, testbed_1p2d, "
+        "or a .toml file (the closest one is "
         "local_1p1d)"
     )
     missing = str(tmp_path / "no.toml")

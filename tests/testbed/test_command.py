@@ -1,5 +1,6 @@
 """`dualpath-testbed` as a person runs it: namespaces, links with rates, an S3 server; on the fake engine; as root."""
 
+import json
 import os
 import signal
 import subprocess
@@ -91,18 +92,24 @@ with NetworkTestbed(load_cluster("testbed_1p1d"), storage=False) as testbed:
 def test_what_a_killed_one_left_is_removed_by_the_next_and_nothing_else_is(tmp_path):
     other = f"dpt{os.getpid()}other"
     subprocess.run(["ip", "netns", "add", other], check=True)
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, start_new_session=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"prefill-0\n"
         sleepers = list(descendants(holder.pid))
         remove_orphans()
         assert len([path for path in left_by(holder.pid) if path.startswith(str(NETNS))]) == 5  # its maker lives
+        assert len(list(tmp_path.iterdir())) == 1
         holder.kill()
         holder.wait()
         assert left_by(holder.pid) != []
         remove_orphans()
-        assert left_by(holder.pid) == []
+        assert left_by(holder.pid) == list(tmp_path.iterdir()) == []
         assert all_gone(sleepers, deadline_s=2.0)
         assert (NETNS / other).exists()
     finally:
@@ -114,8 +121,8 @@ def test_what_a_killed_one_left_is_removed_by_the_next_and_nothing_else_is(tmp_p
 def test_a_record_of_a_process_that_had_the_same_id_is_not_that_processs(tmp_path, monkeypatch):
     monkeypatch.setattr(namespaces, "RECORDS", tmp_path)
     mine, earlier = tmp_path / f"dpt{os.getpid()}", tmp_path / "dpt1"
-    mine.write_text(f'{{"pid": {os.getpid()}, "started": "{namespaces._started(os.getpid())}"}}')
-    earlier.write_text(f'{{"pid": {os.getpid()}, "started": "7"}}')
+    for record, started in ((mine, namespaces._started(os.getpid())), (earlier, "7")):
+        record.write_text(json.dumps({"pid": os.getpid(), "started": started, "folder": str(tmp_path / "files")}))
     remove_orphans()
     assert (mine.exists(), earlier.exists()) == (True, False)
 
