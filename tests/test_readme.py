@@ -210,7 +210,7 @@ def test_a_replay_runs_as_written(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "dualpath agrees with the no-cache reference" in result.stdout
     written = {path.name for path in (tmp_path / "build" / "report").iterdir()}
-    assert written == set(re.findall(r"`(\w+\.(?:json|csv|png))`", README)) - {"config.json"}
+    assert written == set(re.findall(r"`(\w+\.(?:json|csv|png))`", README)) - {"config.json", "cards.json"}
 
 
 def test_a_cluster_is_put_together_by_hand(tmp_path, capsys):

@@ -36,6 +36,11 @@ def interrupt_deferred() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
+def terminated_as_interrupted() -> None:
+    """From now on SIGTERM is a Ctrl-C: for commands that have something to take down."""
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+
+
 @final
 @dataclass(frozen=True)
 class Place:

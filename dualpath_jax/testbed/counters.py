@@ -54,6 +54,11 @@ class CardTable:
     seconds: float
     snic_bytes_per_s: float | None
 
+    def by_host(self) -> dict[str, dict[str, int]]:
+        """Bytes, by host and by what was counted."""
+        hosts = dict.fromkeys(host for host, _ in self.counted)
+        return {host: {name: count for (one, name), count in self.counted.items() if one == host} for host in hosts}
+
     def lines(self) -> Sequence[str]:
         """MB by host, and how busy the storage cards were over the run."""
         hosts = list(dict.fromkeys(host for host, _ in self.counted))

@@ -6,7 +6,6 @@ turn.
 """
 
 import json
-import signal
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from absl import flags
 
 from dualpath_configs import ClusterSpec
 from dualpath_jax.launch.flags import UsageError, cluster_from_flags, define_config_flags, run_command
+from dualpath_jax.launch.processes import terminated_as_interrupted
 from dualpath_jax.qos.commands import NetworkError
 from dualpath_jax.testbed.counters import passed
 from dualpath_jax.testbed.helpers import Helper, HelperError
@@ -44,7 +44,7 @@ def _define_flags() -> None:
 
 def main() -> int:
     """0: measured; 1: a process did not do its part."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # everything is taken down, as after Ctrl-C
+    terminated_as_interrupted()
     spec = _spec(cluster_from_flags())
     measured: dict[str, list[Measured]] = {condition: [] for condition in CONDITIONS}
     try:

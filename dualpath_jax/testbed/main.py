@@ -1,13 +1,14 @@
 """`dualpath-testbed`: replay a trace on a cluster with networks of its own: namespaces, links with rates, S3."""
 
-import signal
+import json
 import sys
+from pathlib import Path
 
 from absl import flags
 
 from dualpath_configs import SpecError
 from dualpath_jax.launch.flags import UsageError, run_command
-from dualpath_jax.launch.processes import ClusterError
+from dualpath_jax.launch.processes import ClusterError, terminated_as_interrupted
 from dualpath_jax.qos.commands import NetworkError
 from dualpath_jax.replay.main import FAILED, define_replay_flags, inputs, options, replay
 from dualpath_jax.replay.run import ModeRun, run_mode
@@ -22,7 +23,7 @@ COMPARED = ("basic", "dualpath")
 
 def main() -> int:
     """The status of the replay; 2 where the machine has no such networks."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # everything is taken down, as after Ctrl-C
+    terminated_as_interrupted()
     spec, trace = inputs()
     modes = COMPARED if FLAGS.compare else (FLAGS.mode,)
     if "oracle" in modes:
@@ -48,6 +49,9 @@ def main() -> int:
         raise UsageError(str(error)) from error
     for table in tables:
         print("", *table.lines(), sep="\n")
+    if FLAGS.report:
+        cards = {table.mode: table.by_host() for table in tables}
+        (Path(FLAGS.report) / "cards.json").write_text(json.dumps(cards, indent=2) + "\n")
     return status
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -43,7 +44,8 @@ def cells(output: str, label: str) -> list[float]:
 
 def test_a_replay_in_namespaces_agrees_and_the_kernel_counts_its_lanes(tmp_path):
     trace = write_trace(tmp_path / "trace.jsonl", sessions=3, turns=4, append=60, generate=9)
-    testbed = Started(tmp_path, "testbed", "dualpath-testbed", *QUICK, f"--trace={trace}")
+    report = f"--report={tmp_path / 'report'}"
+    testbed = Started(tmp_path, "testbed", "dualpath-testbed", *QUICK, f"--trace={trace}", report)
     with ended_in_the_end(testbed):
         ended = testbed.end(60)
     assert ended.status == 0, ended.errors
@@ -56,6 +58,28 @@ def test_a_replay_in_namespaces_agrees_and_the_kernel_counts_its_lanes(tmp_path)
     assert written[1] > 0.8 * computed_mb > written[0]  # the decode node writes
     assert load[0] > 0.8 * computed_mb  # what the prefill node computes goes to the decode node
     assert sum(other) < 0.1 * sum(load)
+    cards = json.loads((tmp_path / "report" / "cards.json").read_text())["dualpath"]
+    assert cards["prefill-0"]["CNIC out, load and store"] == pytest.approx(1e6 * load[0], abs=1e5)
+    assert left_by(testbed.process.pid) == []
+    assert list(testbed.temporary.iterdir()) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("wait_s", [0.0, 0.05, 0.1, 0.2, 0.4, 1.0, 2.0])
+def test_a_signal_while_the_networks_are_made_leaves_nothing(tmp_path, number, wait_s):
+    trace = write_trace(tmp_path / "trace.jsonl")
+    testbed = Started(tmp_path, "testbed", "dualpath-testbed", *QUICK, f"--trace={trace}")
+    with ended_in_the_end(testbed):
+        while not left_by(testbed.process.pid):
+            assert testbed.process.poll() is None
+        time.sleep(wait_s)
+        started = list(descendants(testbed.process.pid))
+        testbed.process.send_signal(number)
+        ended = testbed.end(30)
+    assert (ended.status, "interrupted" in ended.errors) == (130, True), ended
+    assert "Traceback" not in ended.errors
+    assert all_gone(started, deadline_s=1.0)
     assert left_by(testbed.process.pid) == []
     assert list(testbed.temporary.iterdir()) == []
 
