@@ -12,6 +12,7 @@ PROTOS = (
     ("scheduler", "dualpath_scheduler/service/scheduler.proto"),
     (".", "dualpath_jax/transfer/transfer.proto"),
     (".", "dualpath_jax/cluster/peer.proto"),
+    (".", "dualpath_jax/engine/group/group.proto"),
 )
 
 

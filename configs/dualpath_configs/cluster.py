@@ -110,6 +110,12 @@ class SchedulingSpec(Spec):
     compute_quota_s: PositiveFloat = Field(default=0.3, description="Predicted attention time of one prefill batch.")
     layers_per_group: PositiveInt = Field(default=2, description="Layers that one step of layerwise prefill runs.")
     lease_s: PositiveFloat = Field(default=4.0, description="Silence after which a node counts as dead.")
+    process_silence_s: PositiveFloat = Field(
+        default=10.0, description="Silence after which a process of a node counts as dead, and the node with it."
+    )
+    process_call_s: PositiveFloat = Field(
+        default=60.0, description="Time that a process of a node has for one call to its engines, once warmed up."
+    )
     transfer_deadline_s: PositiveFloat = 20.0
     reservation_deadline_s: PositiveFloat = 60.0
     request_deadline_s: PositiveFloat = 600.0
@@ -143,6 +149,7 @@ class ClusterSpec(Spec):
     prefill_nodes: PositiveInt
     decode_nodes: PositiveInt
     engines_per_node: PositiveInt = 2
+    processes_per_node: PositiveInt = Field(default=1, description="Processes that share a node's engines evenly.")
     host_buffer_blocks: PositiveInt = Field(default=2048, description="Full-Block slots of a node's host buffer.")
     max_context_tokens: PositiveInt = Field(default=8192, description="Longest prompt plus generation of a request.")
     engine: EngineSpec = EngineSpec()
@@ -201,6 +208,12 @@ class ClusterSpec(Spec):
                 "engines_per_node",
                 self.engines_per_node,
                 f"a divisor of model.n_routed_experts ({model.n_routed_experts})",
+            ),
+            (
+                self.engines_per_node % self.processes_per_node == 0,
+                "processes_per_node",
+                self.processes_per_node,
+                f"a divisor of engines_per_node ({self.engines_per_node})",
             ),
         ]
 

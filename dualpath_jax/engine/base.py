@@ -116,11 +116,17 @@ class EngineLimits:
 
 
 class EngineGroup(abc.ABC):
-    """The engines of one node, stepped together."""
+    """The engines of one node, stepped together.
+
+    Where the group has several processes, each has the devices of `local_engines`; all make the same calls in the
+    same order, bring what these engines need, and get what these engines give. `LeaderEngineGroup` makes one whole
+    group of them, whose `local_engines` are all.
+    """
 
     layout: KVLayout
     identity: KVIdentity
     engines: int
+    local_engines: range
     limits: EngineLimits
     vocab_size: int
 
@@ -148,13 +154,13 @@ class EngineGroup(abc.ABC):
     def run_layers(self, first: int, last: int, stage: Stage) -> np.ndarray:
         """Run layers `[first, last)` of the pass; `first` is where the call before ended.
 
-        Reads the prefix KV of these layers from `stage`, which may be refilled once this has returned. Returns the
-        new KV, uint8 `[engines, last - first, packed tokens, token_layer_bytes]`.
+        Reads the prefix KV of these layers for local engines from `stage`, which may be refilled once this has
+        returned. Returns the new KV, uint8 `[local engines, last - first, packed tokens, token_layer_bytes]`.
         """
 
     @abc.abstractmethod
     def finish_prefill(self) -> list[TokenChoice | None]:
-        """After all layers: the next token of each chunk that carries `sampling`, None for the others."""
+        """After all layers: the next token of each local engine's chunk that carries `sampling`; else None."""
 
     @abc.abstractmethod
     def can_insert(self, engine: int, total_tokens: int) -> bool:
@@ -164,16 +170,20 @@ class EngineGroup(abc.ABC):
     def insert(self, request: DecodeRequest, blocks: Sequence[np.ndarray]) -> Slot:
         """Take a request into the decode batch; `blocks` are its Full Blocks (uint8 `[block_bytes]`), in order.
 
-        They may be reused once this has returned. Raises ValueError where `can_insert` is false.
+        They may be reused once this has returned, and are not looked at where the engine is not local. Raises
+        ValueError where `can_insert` is false.
         """
 
     @abc.abstractmethod
     def step(self) -> list[tuple[Slot, TokenChoice]]:
-        """One decode step for every request that still owes tokens; empty where none does."""
+        """One decode step for every request that still owes tokens; what those of local engines came to."""
 
     @abc.abstractmethod
     def export_block(self, slot: Slot, block: int) -> np.ndarray:
-        """The Full Block `block` of a request, uint8 `[block_bytes]`, a copy; its tokens must all have been fed."""
+        """The Full Block `block` of a local engine's request, uint8 `[block_bytes]`, a copy.
+
+        Raises ValueError unless all its tokens have been fed.
+        """
 
     @abc.abstractmethod
     def release(self, slot: Slot) -> None:

@@ -9,10 +9,16 @@ from dualpath_jax.engine.fake import FakeEngineGroup
 Role = Literal["prefill", "decode"]
 
 
-def build_engine(spec: ClusterSpec, role: Role, *, compilation_cache_dir: str | None = None) -> EngineGroup:
-    """The engine group that `spec.engine.kind` names. JAX must be configured by then; the fake one does not need it."""
+def build_engine(
+    spec: ClusterSpec, role: Role, *, compilation_cache_dir: str | None = None, process: int = 0
+) -> EngineGroup:
+    """The engines of one process of a node, of the kind that `spec.engine.kind` names.
+
+    JAX must be configured by then; the fake ones do not need it.
+    """
     if spec.engine.kind == "fake":
-        return FakeEngineGroup(spec)
+        share = spec.engines_per_node // spec.processes_per_node
+        return FakeEngineGroup(spec, local_engines=range(process * share, (process + 1) * share))
     from dualpath_jax.engine.flax_engine import FlaxEngineGroup  # JAX starts here
 
     return FlaxEngineGroup(spec, role=role, compilation_cache_dir=compilation_cache_dir)

@@ -95,7 +95,7 @@ class _Sequence:
 class FakeEngineGroup(EngineGroup):
     """The engine contract without a model; exact, and fast enough to test a cluster with."""
 
-    def __init__(self, spec: ClusterSpec) -> None:
+    def __init__(self, spec: ClusterSpec, *, local_engines: range | None = None) -> None:
         model = spec.model
         self.layout = KVLayout.mla(
             layers=model.num_hidden_layers,
@@ -110,6 +110,7 @@ class FakeEngineGroup(EngineGroup):
             "fake", f"seed:{spec.weights_seed}", spec.weights_version, self.layout.digest.hex(), spec.block_tokens
         )
         self.engines = spec.engines_per_node
+        self.local_engines = range(self.engines) if local_engines is None else local_engines
         self.vocab_size = model.vocab_size
         self.limits = EngineLimits(
             prefill_tokens=max(spec.engine.prefill_token_buckets),
@@ -169,7 +170,7 @@ class FakeEngineGroup(EngineGroup):
             offset = pass_.token_offsets[i]
             result[chunk.engine, :, offset : offset + len(chunk.tokens)] = kv
         time.sleep(self._seconds_per_token * packed * (last - first) / self.layout.layers)
-        return result.view(np.uint8)
+        return result[self.local_engines.start : self.local_engines.stop].view(np.uint8)
 
     def _prefix(self, pass_: PrefillPass, i: int, layers: int, stage: Stage) -> np.ndarray:
         chunk, layout = pass_.chunks[i], self.layout
@@ -186,7 +187,7 @@ class FakeEngineGroup(EngineGroup):
         self._pass = None
         return [
             None
-            if chunk.sampling is None
+            if chunk.sampling is None or chunk.engine not in self.local_engines
             else choose(total, self.vocab_size, chunk.start + len(chunk.tokens), chunk.sampling, chunk.forced_token)
             for chunk, total in zip(pass_.chunks, self._totals, strict=True)
         ]
@@ -225,7 +226,7 @@ class FakeEngineGroup(EngineGroup):
         outputs = [(s.slot, self._advance(s)) for s in self._sequences.values() if s.owed > 0]
         if outputs:
             time.sleep(self._seconds_per_token)
-        return outputs
+        return [(slot, choice) for slot, choice in outputs if slot.engine in self.local_engines]
 
     def _advance(self, sequence: _Sequence) -> TokenChoice:
         request, position = sequence.request, sequence.length

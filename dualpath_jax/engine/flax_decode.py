@@ -105,7 +105,8 @@ class DecodeBatch:
         slot = Slot(request.engine, index, self._serial)
         total = request.prompt_tokens + request.max_tokens
         pages = self._pools[request.engine].take(self._layout.blocks_of(total))
-        for start in range(0, len(blocks), INSERT_BLOCKS):
+        for start in range(0, self._layout.blocks_of(request.prompt_tokens), INSERT_BLOCKS):
+            # Every process runs this as often; another's engine gets its blocks there.
             self._copy_in(request.engine, blocks[start : start + INSERT_BLOCKS], pages[start:])
         self._table[slot.engine, slot.index, : len(pages)] = pages
         self._occupants[slot.engine, slot.index] = Occupant(
@@ -120,16 +121,17 @@ class DecodeBatch:
             return []
         chosen = self.run_step(active)
         results = []
-        for place, occupant in active.items():
-            choice = token_choice(chosen, place)
+        for (engine, row), occupant in active.items():
             occupant.length += 1
             occupant.generated += 1
-            occupant.token = choice.token
-            results.append((occupant.slot, choice))
+            if engine in self._model.local:
+                choice = token_choice(chosen, (engine - self._model.local.start, row))
+                occupant.token = choice.token
+                results.append((occupant.slot, choice))
         return results
 
     def run_step(self, active: dict[tuple[int, int], Occupant]) -> ChosenRows:
-        """Feed the next token of these occupants; returns when the devices have finished."""
+        """Feed the next token of these occupants; the rows of local engines, when their devices have finished."""
         inputs = StepInputs(
             np.zeros(self._shape, np.int32),
             np.zeros(self._shape, np.int32),
@@ -145,7 +147,7 @@ class DecodeBatch:
         self._cache, chosen = self._step(self._cache, self._model.to_device(inputs))
         # The page table may change only when the devices have read it.
         jax.block_until_ready(self._cache)
-        return jax.device_get(chosen)
+        return self._model.fetch(chosen)
 
     def export_block(self, slot: Slot, block: int) -> np.ndarray:
         """See `EngineGroup.export_block`."""
@@ -170,7 +172,7 @@ class DecodeBatch:
         """Compile everything, changing nothing."""
         self.run_step({})
         self._copy_in(0, [], [])
-        for engine in range(self._model.engines):
+        for engine in self._model.local:
             self._read_page(engine, 0)
 
     def close(self) -> None:
@@ -189,7 +191,11 @@ class DecodeBatch:
         checks = [
             (prompt >= 1 and request.max_tokens >= 1, f"{prompt} prompt and {request.max_tokens} tokens", "1 or more"),
             (self.can_insert(request.engine, total), f"{total} tokens in all", "can_insert to be true"),
-            (len(blocks) == wanted, f"{len(blocks)} blocks", f"{wanted} for {prompt} prompt tokens"),
+            (
+                len(blocks) == wanted or request.engine not in self._model.local,
+                f"{len(blocks)} blocks",
+                f"{wanted} for {prompt} prompt tokens",
+            ),
             (
                 all(block.size == self._layout.block_bytes for block in blocks),
                 f"blocks of {sorted({block.size for block in blocks})} bytes",
@@ -215,7 +221,7 @@ class DecodeBatch:
         jax.block_until_ready(self._cache)  # then the staging array may be filled again
 
     def _read_page(self, engine: int, page: int) -> np.ndarray:
-        shard = self._cache.addressable_shards[engine].data
+        shard = self._cache.addressable_shards[engine - self._model.local.start].data
         return np.array(self._export(shard, np.int32(page))).reshape(-1).view(np.uint8)
 
 

@@ -37,7 +37,8 @@ class FlaxEngineGroup(EngineGroup):
     """`spec.engines_per_node` engines on as many devices, over a mesh with the one axis `engine`.
 
     `role` is what the group may be asked for; the pages of decode are allocated only where they can be used. `devices`
-    are this process's first ones by default. `compilation_cache_dir` keeps compiled programs between processes.
+    are the first ones of each process by default; where there are several processes, all of them make the same calls.
+    `compilation_cache_dir` keeps compiled programs between processes.
 
     Raises ValueError where there are too few devices, and CheckpointError where `spec.checkpoint` does not fit.
     """
@@ -67,6 +68,7 @@ class FlaxEngineGroup(EngineGroup):
         )
         self.model: Decoder | None = load_model(spec, mesh)
         sharded = ShardedModel.of(self.model, mesh)
+        self.local_engines = sharded.local
         self._prefill = None if role == "decode" else LayerwisePrefill(spec, self.layout, sharded)
         self._decode = None if role == "prefill" else DecodeBatch(spec, self.layout, sharded)
 
@@ -140,14 +142,17 @@ class FlaxEngineGroup(EngineGroup):
 
 
 def engine_mesh(engines: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh of the first `engines` devices."""
+    """A mesh of `engines` devices: the first ones, as many of each process."""
     found = jax.devices() if devices is None else list(devices)
-    if len(found) < engines:
+    processes = sorted({device.process_index for device in found})
+    share = engines // len(processes)
+    chosen = [device for index in processes for device in [d for d in found if d.process_index == index][:share]]
+    if len(chosen) < engines:
         raise ValueError(
             f"{len(found)} devices for {engines} engines: expected one each; on CPU start Python with "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={engines}"
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={share}"
         )
-    return Mesh(np.array(found[:engines]), (ENGINE_AXIS,))
+    return Mesh(np.array(chosen), (ENGINE_AXIS,))
 
 
 def load_model(spec: ClusterSpec, mesh: Mesh) -> Decoder:

@@ -88,7 +88,7 @@ class LayerwisePrefill:
         # The stage may be refilled and the arrays of the pass reused only when the devices have read them.
         jax.block_until_ready((running.x, words))
         running.next_layer = last
-        return np.asarray(words).view(np.uint8)
+        return self._model.fetch(words).view(np.uint8)
 
     def finish(self) -> list[TokenChoice | None]:
         """Choose the next token of each chunk that carries `sampling`; see `EngineGroup.finish_prefill`."""
@@ -99,8 +99,9 @@ class LayerwisePrefill:
         choices: list[TokenChoice | None] = [None] * len(running.pass_.chunks)
         for places in _choice_batches(running.pass_, self._model.engines):
             chosen = self._choose_batch(running, places)
-            for place, chunk in places.items():
-                choices[chunk] = token_choice(chosen, place)
+            for (engine, row), chunk in places.items():
+                if engine in self._model.local:
+                    choices[chunk] = token_choice(chosen, (engine - self._model.local.start, row))
         self._running = None
         return choices
 
@@ -140,7 +141,7 @@ class LayerwisePrefill:
             )
         words = stage.buffer[:used].view(WORDS[self._spec.model.kv_dtype]).reshape(engines, layers, tokens, -1)
         firsts = np.tile(np.array([first for first, _ in spans], np.int32), (engines, 1))
-        prefix = jax.device_put(words, self._model.host_sharding)
+        prefix = self._model.to_host_memory(words)
         return GroupInputs(running.inputs, prefix, self._model.to_device(firsts))
 
     def _choose_batch(self, running: RunningPass, places: dict[tuple[int, int], int]) -> ChosenRows:
@@ -151,7 +152,7 @@ class LayerwisePrefill:
             assert chunk.sampling is not None
             rows[place] = running.packed.last_rows[index]
             sampling.fill(place, chunk.sampling, chunk.start + len(chunk.tokens), chunk.forced_token)
-        return jax.device_get(self._choose(running.x, self._model.to_device(ChoiceInputs(rows, sampling))))
+        return self._model.fetch(self._choose(running.x, self._model.to_device(ChoiceInputs(rows, sampling))))
 
 
 def _layer_group(counts: tuple[int, ...], shape: TileShape) -> Body:

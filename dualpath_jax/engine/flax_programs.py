@@ -7,6 +7,7 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -46,9 +47,26 @@ class ShardedModel:
         """The leading axis over the engines, in memory that their devices read directly."""
         return NamedSharding(self.mesh, PartitionSpec(ENGINE_AXIS), memory_kind="pinned_host")
 
+    @cached_property
+    def local(self) -> range:
+        """The engines whose devices are this process's."""
+        own = [e for e, device in enumerate(self.mesh.devices.flat) if device.process_index == jax.process_index()]
+        return range(own[0], own[-1] + 1)
+
     def to_device(self, arrays: Any) -> Any:
-        """NumPy arrays `[E, ...]` to device memory. May alias them: they must not change while a program runs."""
-        return jax.device_put(arrays, self.device_sharding)
+        """NumPy arrays `[E, ...]` to device memory, of which this process's rows are read.
+
+        May alias them: they must not change while a program runs.
+        """
+        return _place(arrays, self.device_sharding)
+
+    def to_host_memory(self, arrays: Any) -> Any:
+        """The same to host memory that the devices read directly."""
+        return _place(arrays, self.host_sharding)
+
+    def fetch(self, arrays: Any) -> Any:
+        """This process's rows of results, NumPy `[local engines, ...]`; waits for them."""
+        return jax.tree.map(_local_rows, arrays)
 
     def program(self, body: Body, *, donate_state: bool = False) -> "Program":
         """`run(state, inputs)`: `body(model, state, inputs)` on every engine, jitted.
@@ -68,6 +86,19 @@ class ShardedModel:
         )
         jitted = jax.jit(sharded, donate_argnums=(1,) if donate_state else ())
         return Program(jitted, self.leaves)
+
+
+def _place(arrays: Any, sharding: NamedSharding) -> Any:
+    # Faster than `device_put`, and on several processes that would compare all their rows.
+    return jax.tree.map(
+        lambda array: jax.make_array_from_callback(array.shape, sharding, lambda index: array[index]), arrays
+    )
+
+
+def _local_rows(array: jax.Array) -> np.ndarray:
+    shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    rows = [np.asarray(shard.data) for shard in shards]
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
 
 @final

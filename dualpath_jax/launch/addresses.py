@@ -30,6 +30,11 @@ def check_bindable(flag: str, text: str, *, advertised: bool) -> None:
         raise UsageError(f"--{flag}={text}: cannot listen there: {error.strerror or error}") from error
 
 
+def host_of(address: str) -> str:
+    """The host of an address that was checked."""
+    return _parts("bind", address)[0]
+
+
 def _parts(flag: str, text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdecimal() or int(port) > 65535:

@@ -5,26 +5,16 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Callable, Iterator
 
 import jax
+
+from dualpath_jax.launch.group_flags import Coordinates
 
 UNJOINED = 2
 SHUTDOWN_S = 5
 _SPARE_S = 30
 """JAX ends the process with a stack trace when its own time is over: it gets more than it is given."""
-
-
-@final
-@dataclass(frozen=True)
-class Coordinates:
-    """One process's place in its group: `address` is `host:port`, where process 0 listens for the others."""
-
-    address: str
-    count: int
-    index: int
 
 
 def join_group(coordinates: Coordinates | None, *, timeout_s: int) -> None:
@@ -44,9 +34,13 @@ def join_group(coordinates: Coordinates | None, *, timeout_s: int) -> None:
         shutdown_timeout_seconds=SHUTDOWN_S,
     )
     where = "the coordinator that was detected" if coordinates is None else coordinates.address
-    with _ended_after(timeout_s, f"not all processes of the group have met at {where} after {timeout_s} s"):
+    with _ended_after(
+        timeout_s,
+        f"not all processes of this node have met at {where} within {timeout_s} s: expected each to be started, and to "
+        "reach that address; where starting takes longer, raise --initialization_timeout",
+    ):
         if coordinates is None:
-            initialize()
+            _detect(initialize)
             return
         # Without an address to bind to, process 0 would listen on all of its host's.
         initialize(
@@ -56,6 +50,16 @@ def join_group(coordinates: Coordinates | None, *, timeout_s: int) -> None:
             cluster_detection_method="deactivate",
             coordinator_bind_address=coordinates.address,
         )
+
+
+def _detect(initialize: Callable[[], None]) -> None:
+    try:
+        initialize()
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"this node has several processes, and JAX detects nothing that started them together ({error}): "
+            "expected Slurm, a Kubernetes indexed job, or --coordinator_address, --num_processes and --process_id"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 
 GRACE_S = 5.0
 LOST_PARENT = 3
+LOST_GROUP = 4
 INTERRUPTED = 130
 
 

@@ -13,6 +13,7 @@ from dualpath_configs import ClusterSpec, SpecError, load_cluster
 from dualpath_configs.resolved import write_resolved
 from dualpath_jax.cluster.node_query import node_stats
 from dualpath_jax.cluster.peer_pb2 import StatsReply
+from dualpath_jax.launch.node_processes import Keeper, NodeProcesses
 from dualpath_jax.launch.processes import HERE, POLL_S, ClusterError, Place, RoleProcess, interrupt_deferred
 from dualpath_jax.rollout import Client, Session
 
@@ -25,7 +26,9 @@ class LocalCluster:
 
     `spec` is a cluster spec or the name of a preset. Where `storage.url` is empty, blocks are kept in a temporary
     folder that goes with the cluster; a `file://` URL is kept, and found again by the next cluster. Nodes emulate
-    their engines on the CPU unless `platform` names another. `place` says by name where each process runs.
+    their engines on the CPU unless `platform` names another. A node of several processes (`processes_per_node`) that
+    loses one of them is started anew. `place` says by name where each process
+    runs.
 
     Raises SpecError for storage that processes cannot share, and ClusterError where a process does not come up, with
     the last line of its log.
@@ -48,7 +51,8 @@ class LocalCluster:
         self._flags = [f"--platform={platform}", f"--compilation_cache={compilation_cache}"]
         self._place = place
         self._stack = ExitStack()
-        self._processes: dict[str, RoleProcess] = {}
+        self._scheduler: RoleProcess | None = None
+        self._nodes: list[NodeProcesses] = []
         self._client: Client | None = None
 
     @property
@@ -60,8 +64,9 @@ class LocalCluster:
 
     @property
     def processes(self) -> dict[str, RoleProcess]:
-        """The processes by name: `scheduler`, `prefill-0`, ..., `decode-0`, ..."""
-        return dict(self._processes)
+        """By name: `scheduler`, `prefill-0`, ..., `decode-0`, ...; a node's further processes are `decode-0.1`, ..."""
+        alone = [self._scheduler] if self._scheduler is not None else []
+        return {process.name: process for process in [*alone, *(p for node in self._nodes for p in node.processes)]}
 
     def session(self, *, tenant_salt: str = "") -> Session:
         """A new session."""
@@ -69,15 +74,15 @@ class LocalCluster:
 
     def kill(self, name: str) -> None:
         """End a process as a crash would."""
-        self._processes[name].kill()
+        self.processes[name].kill()
 
     def stats(self) -> dict[str, StatsReply]:
         """What passed the cards of each node that lives and answers."""
         replies = {}
-        for name, process in self._processes.items():
-            if name != "scheduler" and process.running:
+        for node in self._nodes:
+            if node.leader.running and node.leader.ready:
                 with suppress(ConnectionError):
-                    replies[name] = node_stats(process.address(deadline_s=0.0))
+                    replies[node.name] = node_stats(node.leader.address(deadline_s=0.0))
         return replies
 
     def wait_until_stored(self, *, deadline_s: float = 30.0) -> None:
@@ -113,29 +118,29 @@ class LocalCluster:
         write_resolved(self.spec, config)
         self._stack.callback(self._stop)
         # A parent that is killed cannot clean up itself.
-        scheduler = self._launch(
-            "scheduler", ["--role=scheduler", f"--config={config}", f"--orphans_remove={folder}"], folder
-        )
-        address = scheduler.address(deadline_s=START_S)
-        for role, count in (("prefill", self.spec.prefill_nodes), ("decode", self.spec.decode_nodes)):
-            for index in range(count):
-                flags = [f"--role={role}", f"--node_id={role}-{index}", f"--scheduler={address}", f"--config={config}"]
-                self._launch(f"{role}-{index}", flags, folder)
-        for process in self._processes.values():
-            process.address(deadline_s=START_S)
+        common = [f"--config={config}", *self._flags]
+        with interrupt_deferred():
+            flags = ["--role=scheduler", *common, f"--orphans_remove={folder}"]
+            self._scheduler = RoleProcess("scheduler", flags, folder, self._place("scheduler"))
+        address = self._scheduler.address(deadline_s=START_S)
+        for role, nodes in (("prefill", self.spec.prefill_nodes), ("decode", self.spec.decode_nodes)):
+            for node_id in (f"{role}-{index}" for index in range(nodes)):
+                flags = [f"--role={role}", f"--node_id={node_id}", f"--scheduler={address}", *common]
+                with interrupt_deferred():
+                    count = self.spec.processes_per_node
+                    self._nodes.append(NodeProcesses(node_id, flags, folder, count=count, place=self._place))
+        for node in self._nodes:
+            node.wait_ready(deadline_s=START_S)
+        self._stack.callback(Keeper([node for node in self._nodes if node.is_group]).close)
         self._client = self._stack.enter_context(Client(address))
         self._client.wait_ready(self.spec.prefill_nodes, self.spec.decode_nodes, deadline_s=START_S)
 
-    def _launch(self, name: str, flags: list[str], folder: Path) -> RoleProcess:
-        with interrupt_deferred():
-            process = RoleProcess(name, [*flags, *self._flags], folder, self._place(name))
-            self._processes[name] = process
-        return process
-
     def _stop(self) -> None:
-        """Nodes first, so that they can say good-bye; the scheduler last."""
-        nodes = [process for name, process in self._processes.items() if name != "scheduler"]
-        for process in nodes:
-            process.ask_to_stop()
-        for process in [*nodes, *self._processes.values()]:
-            process.stop()
+        """Nodes first, so that they can say good-bye, with their leaders before the others; the scheduler last."""
+        for node in self._nodes:
+            node.leader.ask_to_stop()
+        for node in self._nodes:
+            for process in node.processes:
+                process.stop()
+        if self._scheduler is not None:
+            self._scheduler.stop()

@@ -67,7 +67,8 @@ class RoleProcess:
         self.log = folder / f"{name}.log"
         self._address_file = folder / f"{name}.address"
         command = [*place.command, sys.executable, "-m", "dualpath_jax.launch.main", "--stop_with_stdin", *flags]
-        with self.log.open("wb") as log:
+        self._address_file.unlink(missing_ok=True)  # of a process of that name before
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, f"--bind={place.host}:0", f"--address_file={self._address_file}"],
                 stdin=subprocess.PIPE,
@@ -83,12 +84,22 @@ class RoleProcess:
 
     @property
     def running(self) -> bool:
-        return self._process.poll() is None
+        return self.status is None
+
+    @property
+    def status(self) -> int | None:
+        """What it ended with, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    @property
+    def ready(self) -> bool:
+        """Whether it serves."""
+        return self._address_file.exists()
 
     def address(self, *, deadline_s: float) -> str:
         """Wait until it serves. Raises ClusterError where it ends first, or does not by the deadline."""
         end = time.monotonic() + deadline_s
-        while not self._address_file.exists():
+        while not self.ready:
             self.check()
             if time.monotonic() > end:
                 raise ClusterError(
@@ -100,7 +111,7 @@ class RoleProcess:
     def check(self) -> None:
         """Raises ClusterError where the process has ended."""
         if not self.running:
-            raise ClusterError(f"{self.name} ended with status {self._process.returncode}: {self.last_words()}")
+            raise ClusterError(f"{self.name} ended with status {self.status}: {self.last_words()}")
 
     def last_words(self) -> str:
         """The last line of its log."""

@@ -107,7 +107,11 @@ def place(module: nnx.Module, values: Sequence[np.ndarray], mesh: Mesh | None) -
     """Host arrays, in the order of `flatten(module)`, onto a mesh, or onto the default device."""
     if mesh is None:
         return tuple(jnp.array(value) for value in values)
-    return tuple(jax.device_put(list(values), list(shardings(module, mesh))))
+    # Not `device_put`: on a mesh of several processes it sends every value around to compare it.
+    return tuple(
+        jax.make_array_from_callback(value.shape, sharding, value.__getitem__)
+        for value, sharding in zip(values, shardings(module, mesh), strict=True)
+    )
 
 
 def _draw_one(seed: int, path: str, parameter: Any) -> np.ndarray:

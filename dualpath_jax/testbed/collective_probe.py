@@ -21,8 +21,9 @@ import numpy as np
 from absl import flags
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dualpath_jax.launch.distributed import Coordinates, join_group
+from dualpath_jax.launch.distributed import join_group
 from dualpath_jax.launch.flags import run_command
+from dualpath_jax.launch.group_flags import Coordinates
 from dualpath_jax.models.parameters import ENGINE_AXIS
 
 FLAGS = flags.FLAGS

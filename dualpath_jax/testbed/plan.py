@@ -35,9 +35,11 @@ class Host:
 
 
 def plan_hosts(spec: ClusterSpec) -> tuple[Host, ...]:
-    """Storage, the scheduler with the clients (`control`), and the nodes of a cluster."""
+    """Storage, the scheduler with the clients (`control`), and the nodes of a cluster, a host for each process."""
     roles = (("prefill", spec.prefill_nodes), ("decode", spec.decode_nodes))
     nodes = [f"{role}-{index}" for role, count in roles for index in range(count)]
+    others = range(1, spec.processes_per_node)
+    nodes = [name for node in nodes for name in (node, *(f"{node}.{index}" for index in others))]
     return (
         Host(STORAGE, 1, ("mgmt", "snic")),
         Host(CONTROL, 2, ("mgmt",)),

@@ -85,9 +85,9 @@ def set_link(namespaces: Namespaces, host: str, network: Network, *, up: bool) -
 
 
 def _cnic_bytes_per_s(spec: ClusterSpec) -> float | None:
-    """Of a node: the cards of its engines are one interface."""
+    """Of a host: the cards of its engines are one interface."""
     rate = spec.network.cnic_bytes_per_s
-    return None if rate is None else rate * spec.engines_per_node
+    return None if rate is None else rate * spec.engines_per_node / spec.processes_per_node
 
 
 def _limit(namespace: str, name: str, bytes_per_s: float, burst_bytes: int) -> None:

@@ -18,6 +18,8 @@ from tests.launch.commands import check_refused, free_port, run
 GOLDEN = Path(__file__).parents[1] / "golden"
 STORE = "--set=storage.url=file:///unused"
 FAKE = "--set=engine.kind=fake"
+NODE = ["--role=prefill", STORE, "--scheduler=h:1", "--node_id=a"]
+PLACE = ["--coordinator_address=127.0.0.1:1", "--num_processes=2"]
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,12 @@ FAKE = "--set=engine.kind=fake"
         (["--role=scheduler", "--set=storage.url=ftp://bucket"], ["storage.url = 'ftp://bucket'", "file:///folder"]),
         (["--role=scheduler", "--set=storage.url=file:///proc/no"], ["store folder /proc/no", "can be written to"]),
         (["--role=prefill", STORE, "--scheduler=h:1", "--node_id=a", "--platform=abacus"], ["platform 'abacus'"]),
+        ([*NODE, *PLACE], ["--process_id is missing: expected --coordinator_address, --num_processes, --process_id"]),
+        ([*NODE, *PLACE, "--process_id=2"], ["--process_id=2: expected 0 to 1, since --num_processes=2"]),
+        ([*NODE, "--process_id=0", *PLACE, "--num_processes=3"], ["--num_processes=3: expected a divisor of engines"]),
+        ([*NODE, "--process_id=1", "--coordinator_address=x", "--num_processes=2"], ["=x: expected host:port"]),
+        ([*NODE, "--set=processes_per_node=3"], ["processes_per_node = 3: expected a divisor of engines_per_node (2)"]),
+        (["--role=scheduler", STORE, "--process_id=0"], ["--process_id with --role=scheduler: expected no such flag"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) and value and value[0].startswith("--") else "",
 )
