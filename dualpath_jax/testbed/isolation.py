@@ -21,12 +21,12 @@ from dualpath_jax.qos.commands import NetworkError
 from dualpath_jax.testbed.counters import passed
 from dualpath_jax.testbed.helpers import Helper, HelperError
 from dualpath_jax.testbed.isolation_table import CONDITIONS, Measured, isolation_table
+from dualpath_jax.testbed.kv_pair import START_S, arrived_bytes, start_kv
 from dualpath_jax.testbed.network import NetworkTestbed
 
 FLAGS = flags.FLAGS
 FAILED = 1
 COORDINATOR_PORT = 9300
-START_S = 90.0
 MODEL_LANE = "CNIC out, model"
 
 EXCHANGES = {"prefill": ("all_to_all", 65_536), "decode": ("experts", 8_192)}
@@ -78,36 +78,15 @@ def measure(testbed: NetworkTestbed, condition: str, role: str, seconds: float) 
     with ExitStack() as stack:
         files = tempfile.TemporaryDirectory(dir=testbed.namespaces.folder)
         folder = Path(stack.enter_context(files))
-        loads = [] if condition == "alone" else _start_loads(stack, testbed, folder, hosts)
-        sent, before, started = _arrived(loads), testbed.counters(), time.monotonic()
+        loads = [] if condition == "alone" else start_kv(stack, testbed, hosts, FLAGS.config)
+        sent, before, started = arrived_bytes(loads), testbed.counters(), time.monotonic()
         _run_probes(stack, testbed, folder, hosts, EXCHANGES[role], seconds)
         elapsed = time.monotonic() - started
-        arrived = sum(_arrived(loads)) - sum(sent)
+        arrived = sum(arrived_bytes(loads)) - sum(sent)
         counted = passed(before, testbed.counters())
         times = json.loads((folder / "probe.json").read_text())["times_s"]
     model = sum(counted[host, MODEL_LANE] for host in hosts)
     return Measured(times, elapsed, arrived / 2, model / 2)
-
-
-def _start_loads(stack: ExitStack, testbed: NetworkTestbed, folder: Path, hosts: Sequence[str]) -> list[Helper]:
-    """KV in both directions; returns when some has arrived on either side."""
-    loads = []
-    for name, peer in (hosts, hosts[::-1]):
-        address = testbed.host(name).address("cnic")
-        flags = [f"--config={FLAGS.config}", f"--bind={address}:0", f"--folder={folder}", f"--name={name}"]
-        command, log = testbed.namespaces.command(name), folder / f"kv-{name}.log"
-        load = Helper(f"KV of {name}", command, "dualpath_jax.testbed.kv_load", [*flags, f"--peer={peer}"], log)
-        loads.append(stack.enter_context(load))
-    end = time.monotonic() + START_S
-    while not all(_arrived(loads)):
-        if time.monotonic() > end:
-            raise HelperError(f"no KV has arrived after {START_S:g} s")
-        time.sleep(0.1)
-    return loads
-
-
-def _arrived(loads: Sequence[Helper]) -> list[int]:
-    return [int(load.ask(deadline_s=START_S)) for load in loads]
 
 
 def _run_probes(

@@ -1,0 +1,102 @@
+"""Whether KV disturbs decoding: `python -m dualpath_jax.testbed.tpot` (root; minutes, since nodes compile first).
+
+The decode node is a group of two processes in two namespaces, whose collectives cross their compute cards at every
+step. Sessions generate while KV saturates the same cards in both directions: never, with the lanes, and with the lanes
+off, in turn on one cluster.
+"""
+
+import asyncio
+import time
+from contextlib import ExitStack
+
+import numpy as np
+from absl import flags
+
+from dualpath_jax.launch.flags import UsageError, cluster_from_flags, define_config_flags, run_command
+from dualpath_jax.launch.local import LocalCluster
+from dualpath_jax.launch.processes import ClusterError, terminated_as_interrupted
+from dualpath_jax.qos.commands import NetworkError
+from dualpath_jax.rollout import Client
+from dualpath_jax.testbed.helpers import HelperError
+from dualpath_jax.testbed.isolation_table import CONDITIONS
+from dualpath_jax.testbed.kv_pair import arrived_bytes, start_kv
+from dualpath_jax.testbed.network import NetworkTestbed
+
+FLAGS = flags.FLAGS
+FAILED = 1
+HOSTS = ("decode-0", "decode-0.1")
+PROMPT_TOKENS, TOKENS = 64, 48
+
+
+def _define_flags() -> None:
+    define_config_flags()
+    flags.DEFINE_float("link_bytes_per_s", 10e6, "Rate of a compute card.", lower_bound=1e5)
+    flags.DEFINE_integer("rounds", 2, "How often each condition is measured.", lower_bound=1)
+    flags.DEFINE_integer("sessions", 4, "Sessions that generate at a time.", lower_bound=1)
+    flags.DEFINE_string("compilation_cache", "", "Folder where compiled programs are kept between runs; empty: none.")
+
+
+def main() -> int:
+    """0: measured; 1: a process did not do its part."""
+    terminated_as_interrupted()
+    spec = cluster_from_flags()
+    rates = {"cnic_bytes_per_s": FLAGS.link_bytes_per_s, "snic_bytes_per_s": FLAGS.link_bytes_per_s}
+    network = spec.network.model_copy(update=rates)
+    spec = spec.model_copy(update={"processes_per_node": 2, "engines_per_node": 2, "network": network})
+    try:
+        with NetworkTestbed(spec) as testbed, testbed.inside():
+            cluster = LocalCluster(
+                testbed.with_storage("kv"), compilation_cache=FLAGS.compilation_cache, place=testbed.place
+            )
+            with cluster:
+                measured = _measure(testbed, cluster.client)
+    except (HelperError, ClusterError) as error:
+        print(f"tpot: {error}")
+        return FAILED
+    except NetworkError as error:
+        raise UsageError(str(error)) from error
+    alone = np.concatenate(measured["alone"])
+    for condition, rounds in measured.items():
+        times = np.concatenate(rounds)
+        median, p99 = (float(np.percentile(times, part)) for part in (50, 99))
+        over = f"{median / np.median(alone):.2f}, {p99 / np.percentile(alone, 99):.2f} of those alone"
+        print(
+            f"{condition:>9}: TPOT median {1e3 * median:.1f} ms, p99 {1e3 * p99:.1f} ms; {over}; {len(times)} requests"
+        )
+    return 0
+
+
+def _measure(testbed: NetworkTestbed, client: Client) -> dict[str, list[np.ndarray]]:
+    measured: dict[str, list[np.ndarray]] = {condition: [] for condition in CONDITIONS}
+    asyncio.run(_generate(client, seed=0))  # whatever is done once is done before
+    for number in range(FLAGS.rounds):
+        for condition in CONDITIONS:
+            testbed.set_lanes(condition != "lanes off")
+            with ExitStack() as stack:
+                loads = [] if condition == "alone" else start_kv(stack, testbed, HOSTS, FLAGS.config)
+                before, started = sum(arrived_bytes(loads)), time.monotonic()
+                measured[condition].append(asyncio.run(_generate(client, seed=1 + number)))
+                rate = (sum(arrived_bytes(loads)) - before) / 2 / (time.monotonic() - started)
+                print(f"{condition}: KV {rate / 1e6:.2f} MB/s", flush=True)
+    return measured
+
+
+async def _generate(client: Client, *, seed: int) -> np.ndarray:
+    """Seconds per token after the first, of each session's turn."""
+    prompts = np.random.default_rng(seed).integers(0, 2048, (FLAGS.sessions, PROMPT_TOKENS))
+
+    async def one(prompt: np.ndarray) -> float:
+        done = await client.session().generate_async(prompt.tolist(), TOKENS)
+        return (done.timings.end - done.timings.first_token) / (TOKENS - 1)
+
+    return np.array(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+
+
+def run() -> None:
+    """Entry point."""
+    _define_flags()
+    run_command(main)
+
+
+if __name__ == "__main__":
+    run()
