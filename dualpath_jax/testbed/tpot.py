@@ -6,8 +6,11 @@ off, in turn on one cluster.
 """
 
 import asyncio
+import json
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 from absl import flags
@@ -25,7 +28,7 @@ from dualpath_jax.testbed.network import NetworkTestbed
 FLAGS = flags.FLAGS
 FAILED = 1
 HOSTS = ("decode-0", "decode-0.1")
-PROMPT_TOKENS, TOKENS = 64, 48
+PROMPT_TOKENS, TOKENS = 64, 96
 
 
 def _define_flags() -> None:
@@ -33,6 +36,7 @@ def _define_flags() -> None:
     flags.DEFINE_float("link_bytes_per_s", 10e6, "Rate of a compute card.", lower_bound=1e5)
     flags.DEFINE_integer("rounds", 2, "How often each condition is measured.", lower_bound=1)
     flags.DEFINE_integer("sessions", 4, "Sessions that generate at a time.", lower_bound=1)
+    flags.DEFINE_string("json_out", "", "File for the figures; empty: the printed lines alone.")
     flags.DEFINE_string("compilation_cache", "", "Folder where compiled programs are kept between runs; empty: none.")
 
 
@@ -55,15 +59,27 @@ def main() -> int:
         return FAILED
     except NetworkError as error:
         raise UsageError(str(error)) from error
-    alone = np.concatenate(measured["alone"])
-    for condition, rounds in measured.items():
-        times = np.concatenate(rounds)
-        median, p99 = (float(np.percentile(times, part)) for part in (50, 99))
-        over = f"{median / np.median(alone):.2f}, {p99 / np.percentile(alone, 99):.2f} of those alone"
-        print(
-            f"{condition:>9}: TPOT median {1e3 * median:.1f} ms, p99 {1e3 * p99:.1f} ms; {over}; {len(times)} requests"
-        )
+    figures = tpot_figures(measured)
+    for condition, row in figures.items():
+        print(f"{condition:>9}: " + ", ".join(f"{name} {value:.4g}" for name, value in row.items()))
+    if FLAGS.json_out:
+        Path(FLAGS.json_out).write_text(json.dumps(figures, indent=2) + "\n")
     return 0
+
+
+def tpot_figures(measured: Mapping[str, Sequence[np.ndarray]]) -> dict[str, dict[str, float]]:
+    """Median and 99th percentile of the time per token of each condition's requests, and over those alone."""
+    percentiles = {name: np.percentile(np.concatenate(rounds), (50, 99)) for name, rounds in measured.items()}
+    return {
+        name: {
+            "median_ms": float(1e3 * median),
+            "p99_ms": float(1e3 * p99),
+            "median_over_alone": float(median / percentiles["alone"][0]),
+            "p99_over_alone": float(p99 / percentiles["alone"][1]),
+            "requests": float(sum(map(len, measured[name]))),
+        }
+        for name, (median, p99) in percentiles.items()
+    }
 
 
 def _measure(testbed: NetworkTestbed, client: Client) -> dict[str, list[np.ndarray]]:

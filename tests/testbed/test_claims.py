@@ -51,6 +51,27 @@ def test_kv_does_not_disturb_collectives(tmp_path, role):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
+@needs_root
+def test_kv_does_not_disturb_decoding(tmp_path):
+    """Time per token of a decode group of two processes in two namespaces, beside saturating KV, over that without."""
+    file = tmp_path / "tpot.json"
+    flags = [
+        "--config=testbed_1p1d",
+        "--rounds=3",
+        f"--json_out={file}",
+        f"--compilation_cache={tmp_path / 'compiled'}",
+    ]
+    command = [sys.executable, "-m", "dualpath_jax.testbed.tpot", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(file.read_text())
+    assert figures["lanes"]["median_over_alone"] <= 1.15, done.stdout
+    assert figures["lanes"]["p99_over_alone"] <= 1.5, done.stdout
+    assert figures["lanes off"]["median_over_alone"] >= 2.0, done.stdout
+
+
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @needs_root
 def test_a_partition_frees_everything_and_heals(tmp_path):
