@@ -103,6 +103,26 @@ def test_a_signal_at_any_time_leaves_nothing(tmp_path, number, moment):
     assert list(testbed.temporary.iterdir()) == []
 
 
+@pytest.mark.long
+def test_nothing_runs_on_after_a_kill_and_the_next_start_removes_the_rest(tmp_path):
+    trace = write_trace(tmp_path / "trace.jsonl", sessions=6, turns=6, append=20, generate=60)
+    slow = "--set=engine.fake_seconds_per_token=0.002"
+    testbed = Started(tmp_path, "testbed", "dualpath-testbed", *QUICK, slow, f"--trace={trace}")
+    with ended_in_the_end(testbed):
+        testbed.until_says(r" [1-9]\d*/36 \[")
+        started = descendants(testbed.process.pid)
+        testbed.process.kill()
+        testbed.process.wait()
+    assert {"scheduler", "prefill", "decode"} <= {
+        line.partition("--role=")[2].split(" ")[0] for line in started.values()
+    }
+    assert any("server" in line for line in started.values())
+    assert all_gone(started, deadline_s=15.0)
+    remove_orphans()
+    assert left_by(testbed.process.pid) == []
+    assert list(testbed.temporary.iterdir()) == []
+
+
 HOLDER = """
 import subprocess, sys, time
 from dualpath_configs import load_cluster
