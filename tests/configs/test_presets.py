@@ -29,8 +29,9 @@ def test_shapes(name: str, prefill: int, decode: int) -> None:
     assert spec.mode == MODES["dualpath"]
 
 
-def test_presets_differ_in_nodes_only() -> None:
-    one, two = load_cluster("local_1p1d"), load_cluster("local_1p2d")
+@pytest.mark.parametrize("kind", ["local", "testbed"])
+def test_presets_differ_in_nodes_only(kind: str) -> None:
+    one, two = load_cluster(f"{kind}_1p1d"), load_cluster(f"{kind}_1p2d")
     assert one.model_copy(update={"decode_nodes": 2}) == two
 
 
