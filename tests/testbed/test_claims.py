@@ -54,7 +54,8 @@ def test_kv_does_not_disturb_collectives(tmp_path, role):
 @pytest.mark.timeout(900)
 @needs_root
 def test_kv_does_not_disturb_decoding(tmp_path):
-    """Time per token of a decode group of two processes in two namespaces, beside saturating KV, over that without."""
+    """Time per token of a decode group of two processes in two namespaces, while KV saturates its cards, over that
+    while KV saturates others': the cores have the same to do."""
     file = tmp_path / "tpot.json"
     flags = [
         "--config=testbed_1p1d",
@@ -66,9 +67,9 @@ def test_kv_does_not_disturb_decoding(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(file.read_text())
-    assert figures["lanes"]["median_over_alone"] <= 1.15, done.stdout
-    assert figures["lanes"]["p99_over_alone"] <= 1.5, done.stdout
-    assert figures["lanes off"]["median_over_alone"] >= 2.0, done.stdout
+    assert figures["lanes"]["median_over_elsewhere"] <= 1.15, done.stdout
+    assert figures["lanes"]["p99_over_elsewhere"] <= 1.5, done.stdout
+    assert figures["lanes off"]["median_over_elsewhere"] >= 2.0, done.stdout
 
 
 @pytest.mark.long
