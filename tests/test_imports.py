@@ -25,7 +25,8 @@ BELOW = {
     "rollout": {"models", "transfer", "engine", "cluster"},
     "launch": {"models", "transfer", "engine", "cluster", "rollout"},
     "replay": {"models", "transfer", "engine", "cluster", "rollout", "launch"},
-    "testbed": {"models", "transfer", "engine", "cluster", "rollout", "launch", "replay"},
+    "qos": {"launch"},
+    "testbed": {"models", "transfer", "engine", "cluster", "rollout", "launch", "replay", "qos"},
 }
 """The folders of dualpath_jax, and which of the others each may import."""
 

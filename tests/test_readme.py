@@ -61,7 +61,7 @@ def without_model(name: str, overrides: dict[str, object] | None = None) -> Clus
 
 def test_commands_and_their_flags_exist():
     used = [command for command in commands() if command[0].startswith("dualpath-")]
-    assert {command[0] for command in used} == {"dualpath-replay", "dualpath-launch"}
+    assert {command[0] for command in used} == {f"dualpath-{name}" for name in ("replay", "launch", "qos", "testbed")}
     for command, *arguments in used:
         given = {argument.removeprefix("--").partition("=")[0] for argument in arguments}
         assert given <= flags_of(command), command
@@ -81,7 +81,9 @@ def test_flags_in_the_text_exist():
         "max_turns",
         "seed",
     } <= named
-    assert named <= flags_of("dualpath-replay") | flags_of("dualpath-launch")
+    isolation = {"role"}  # of a module that is no command
+    commands = ("dualpath-replay", "dualpath-launch", "dualpath-qos", "dualpath-testbed")
+    assert named <= isolation.union(*map(flags_of, commands))
 
 
 def test_make_targets_exist():
@@ -125,7 +127,7 @@ def test_functions_that_are_named_exist(document):
 
 
 def test_presets_traces_and_exports_exist():
-    assert set(preset_names()) <= set(re.findall(r"\blocal_\w+", README)) <= set(preset_names())
+    assert set(preset_names()) <= set(re.findall(r"\b(?:local|testbed)_\dp\w+", README)) <= set(preset_names())
     assert set(re.findall(r"\bpaper-\d+k\b", README)) <= set(trace_names())
     exported = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", README))
     assert "InvalidRequest" in exported
@@ -208,7 +210,7 @@ def test_a_replay_runs_as_written(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "dualpath agrees with the no-cache reference" in result.stdout
     written = {path.name for path in (tmp_path / "build" / "report").iterdir()}
-    assert written == set(re.findall(r"`(\w+\.(?:json|csv|png))`", README)) - {"config.json"}
+    assert written == set(re.findall(r"`(\w+\.(?:json|csv|png))`", README)) - {"config.json", "cards.json"}
 
 
 def test_a_cluster_is_put_together_by_hand(tmp_path, capsys):

@@ -10,6 +10,7 @@ from dualpath_configs.cluster import (
     StorageSpec,
 )
 from dualpath_configs.errors import SpecError
+from dualpath_configs.lanes import LaneSpec, LanesSpec, ModelLaneSpec
 from dualpath_configs.layers import preset_names
 from dualpath_configs.load import load_cluster
 from dualpath_configs.model import ModelSpec, YarnSpec
@@ -18,7 +19,10 @@ __all__ = [
     "MODES",
     "ClusterSpec",
     "EngineSpec",
+    "LaneSpec",
+    "LanesSpec",
     "ModeSpec",
+    "ModelLaneSpec",
     "ModelSpec",
     "NetworkSpec",
     "SchedulingSpec",

@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from dualpath_configs.base import Spec
+from dualpath_configs.lanes import LanesSpec
 from dualpath_configs.model import ModelSpec
 
 _STORE_URLS = ("file:///", "s3://", "gcs://", "tensorstore+file:///", "tensorstore+memory://", "mooncake://")
@@ -23,7 +24,7 @@ _Check = tuple[bool, str, object, str]
 
 
 class NetworkSpec(Spec):
-    """Emulated network cards. A rate that is absent is no limit.
+    """Network cards, emulated unless real ones are there. A rate that is absent is no limit.
 
     The storage card is full duplex: reads and writes are limited separately, each at `snic_bytes_per_s` of a node.
     The compute card belongs to one engine and carries everything that engine sends or receives (paper, traffic).
@@ -41,9 +42,10 @@ class NetworkSpec(Spec):
         default={},
         description='Settings of UCX for NIXL without their prefix, such as { NET_DEVICES = "mlx5_0:1" }.',
     )
-    model_dscp: int = Field(default=0, ge=0, le=63)
-    load_dscp: int = Field(default=8, ge=0, le=63, description="CS1: below the default class, as the paper's KV lane.")
-    store_dscp: int = Field(default=8, ge=0, le=63)
+    emulated: bool = Field(
+        default=True, description="Whether nodes hold traffic back to the rates; false: the network itself has them."
+    )
+    lanes: LanesSpec = LanesSpec()
 
 
 class EngineSpec(Spec):

@@ -53,7 +53,7 @@ async def node_services(spec: ClusterSpec, engine: EngineGroup, *, bind: str) ->
             layout=engine.layout,
             network=spec.network,
             engines=engine.engines,
-            free=spec.mode.free_transfers,
+            free=spec.mode.free_transfers or not spec.network.emulated,
         )
         transport.set_gate(traffic.inbound_gate)
         stack.push_async_callback(traffic.close)

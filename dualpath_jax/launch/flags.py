@@ -92,6 +92,8 @@ def _parse(argv: Sequence[str], main: Callable[[], int]) -> list[str]:
 def _help(name: str, main: Callable[[], int]) -> str:
     """What the command is for, and its own flags."""
     module = sys.modules[main.__module__]
-    parts = [flags.FLAGS.module_help(part).strip("\n") for part in (module.__name__, __name__)]
+    ours = [name for name in flags.FLAGS.flags_by_module_dict() if name.startswith("dualpath_jax.")]
+    modules = dict.fromkeys([module.__name__, *ours])
+    parts = [flags.FLAGS.module_help(part).strip("\n") for part in modules]
     own = [part.partition("\n")[2] for part in parts]  # less the module's name
     return f"{module.__doc__}\n\nUsage: {name} [--flag=value ...]\n\n" + "\n".join(own)

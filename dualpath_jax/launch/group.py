@@ -93,8 +93,8 @@ def link_settings(spec: ClusterSpec) -> LinkSettings:
         config_digest=hashlib.sha256(spec.model_dump_json().encode()).digest(),
         silence_s=spec.scheduling.process_silence_s,
         on_lost=end_with_group,
-        call_dscp=spec.network.model_dscp,
-        piece_dscp=spec.network.load_dscp,
+        call_dscp=spec.network.lanes.model.dscp,
+        piece_dscp=spec.network.lanes.load.dscp,
     )
 
 

@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,7 @@ from dualpath_configs.resolved import write_resolved
 from dualpath_jax.cluster.node_query import node_stats
 from dualpath_jax.cluster.peer_pb2 import StatsReply
 from dualpath_jax.launch.node_processes import Keeper, NodeProcesses
-from dualpath_jax.launch.processes import POLL_S, ClusterError, RoleProcess, interrupt_deferred
+from dualpath_jax.launch.processes import HERE, POLL_S, ClusterError, Place, RoleProcess, interrupt_deferred
 from dualpath_jax.rollout import Client, Session
 
 START_S = 180.0
@@ -26,14 +27,20 @@ class LocalCluster:
     `spec` is a cluster spec or the name of a preset. Where `storage.url` is empty, blocks are kept in a temporary
     folder that goes with the cluster; a `file://` URL is kept, and found again by the next cluster. Nodes emulate
     their engines on the CPU unless `platform` names another. A node of several processes (`processes_per_node`) that
-    loses one of them is started anew.
+    loses one of them is started anew. `place` says by name where each process
+    runs.
 
     Raises SpecError for storage that processes cannot share, and ClusterError where a process does not come up, with
     the last line of its log.
     """
 
     def __init__(
-        self, spec: ClusterSpec | str = "local_1p1d", *, platform: str = "cpu", compilation_cache: str = ""
+        self,
+        spec: ClusterSpec | str = "local_1p1d",
+        *,
+        platform: str = "cpu",
+        compilation_cache: str = "",
+        place: Callable[[str], Place] = lambda name: HERE,
     ) -> None:
         self.spec = load_cluster(spec) if isinstance(spec, str) else spec
         if self.spec.storage.in_process_memory:
@@ -42,6 +49,7 @@ class LocalCluster:
                 "empty for a temporary folder"
             )
         self._flags = [f"--platform={platform}", f"--compilation_cache={compilation_cache}"]
+        self._place = place
         self._stack = ExitStack()
         self._scheduler: RoleProcess | None = None
         self._nodes: list[NodeProcesses] = []
@@ -113,13 +121,14 @@ class LocalCluster:
         common = [f"--config={config}", *self._flags]
         with interrupt_deferred():
             flags = ["--role=scheduler", *common, f"--orphans_remove={folder}"]
-            self._scheduler = RoleProcess("scheduler", flags, folder)
+            self._scheduler = RoleProcess("scheduler", flags, folder, self._place("scheduler"))
         address = self._scheduler.address(deadline_s=START_S)
         for role, nodes in (("prefill", self.spec.prefill_nodes), ("decode", self.spec.decode_nodes)):
             for node_id in (f"{role}-{index}" for index in range(nodes)):
                 flags = [f"--role={role}", f"--node_id={node_id}", f"--scheduler={address}", *common]
                 with interrupt_deferred():
-                    self._nodes.append(NodeProcesses(node_id, flags, folder, count=self.spec.processes_per_node))
+                    count = self.spec.processes_per_node
+                    self._nodes.append(NodeProcesses(node_id, flags, folder, count=count, place=self._place))
         for node in self._nodes:
             node.wait_ready(deadline_s=START_S)
         self._stack.callback(Keeper([node for node in self._nodes if node.is_group]).close)

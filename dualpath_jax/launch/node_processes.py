@@ -5,12 +5,12 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import final
 
 from dualpath_jax.launch.lifetime import LOST_GROUP
-from dualpath_jax.launch.processes import POLL_S, ClusterError, RoleProcess
+from dualpath_jax.launch.processes import POLL_S, ClusterError, Place, RoleProcess
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 SETTLED_S = 60.0
@@ -24,12 +24,15 @@ _FOLLOWED = (LOST_GROUP, -signal.SIGABRT)
 class NodeProcesses:
     """One node, of `count` processes: `name`, which leads and is what others know, then `name`.1, ..."""
 
-    def __init__(self, name: str, flags: Sequence[str], folder: Path, *, count: int) -> None:
+    def __init__(
+        self, name: str, flags: Sequence[str], folder: Path, *, count: int, place: Callable[[str], Place]
+    ) -> None:
         self.name = name
         self.processes: tuple[RoleProcess, ...] = ()
         self._flags = list(flags)
         self._folder = folder
         self._count = count
+        self._place = place
         self._started = 0.0
         self._pause_s = FIRST_PAUSE_S
         self._next_start = 0.0
@@ -45,14 +48,14 @@ class NodeProcesses:
 
     def start(self) -> None:
         """Start all processes; those of before have ended."""
-        coordinator = f"127.0.0.1:{_free_port()}" if self.is_group else ""
+        coordinator = f"{self._place(self.name).host}:{_free_port()}" if self.is_group else ""
         self._started = time.monotonic()
         self.processes = ()
         for index in range(self._count):
-            place = [f"--coordinator_address={coordinator}", f"--num_processes={self._count}"]
-            flags = [*self._flags, *place, f"--process_id={index}"] if self.is_group else self._flags
+            group = [f"--coordinator_address={coordinator}", f"--num_processes={self._count}"]
+            flags = [*self._flags, *group, f"--process_id={index}"] if self.is_group else self._flags
             name = f"{self.name}.{index}" if index else self.name
-            self.processes += (RoleProcess(name, flags, self._folder),)
+            self.processes += (RoleProcess(name, flags, self._folder, self._place(name)),)
 
     def wait_ready(self, *, deadline_s: float) -> None:
         """Wait until the node serves. Raises ClusterError where a process ends first, or at the deadline."""

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
@@ -35,6 +36,25 @@ def interrupt_deferred() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
+def terminated_as_interrupted() -> None:
+    """From now on SIGTERM is a Ctrl-C: for commands that have something to take down."""
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+
+
+@final
+@dataclass(frozen=True)
+class Place:
+    """Where a process of a cluster runs: what stands before its command, the host that it listens at, and what its
+    environment has besides this one's."""
+
+    command: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+HERE = Place()
+
+
 @final
 class RoleProcess:
     """`dualpath-launch` in a process of its own, in a session of its own, so that Ctrl-C reaches the parent alone.
@@ -42,20 +62,20 @@ class RoleProcess:
     Its standard input is a pipe from this process: it stops when the pipe ends, however this process ends.
     """
 
-    def __init__(self, name: str, flags: Sequence[str], folder: Path) -> None:
+    def __init__(self, name: str, flags: Sequence[str], folder: Path, place: Place = HERE) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self._address_file = folder / f"{name}.address"
-        command = [sys.executable, "-m", "dualpath_jax.launch.main", "--stop_with_stdin", *flags]
+        command = [*place.command, sys.executable, "-m", "dualpath_jax.launch.main", "--stop_with_stdin", *flags]
         self._address_file.unlink(missing_ok=True)  # of a process of that name before
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, f"--address_file={self._address_file}"],
+                [*command, f"--bind={place.host}:0", f"--address_file={self._address_file}"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=_child_environment(),
+                env={**child_environment(), **place.environment},
             )
 
     @property
@@ -120,7 +140,7 @@ class RoleProcess:
                 self._process.stdin.close()
 
 
-def _child_environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """This environment; a count of emulated devices set for this process is not the child's."""
     environment = dict(os.environ)
     kept = [flag for flag in environment.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]

@@ -1,7 +1,7 @@
 """`dualpath-replay`: replay a trace of agent sessions on a local cluster, and say what happened."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -9,7 +9,7 @@ from absl import flags
 from dualpath_configs import MODES, ClusterSpec
 from dualpath_jax.launch.flags import UsageError, cluster_from_flags, define_config_flags, run_command
 from dualpath_jax.launch.local import LocalCluster
-from dualpath_jax.launch.processes import ClusterError
+from dualpath_jax.launch.processes import HERE, ClusterError, Place
 from dualpath_jax.replay.agreement import Agreement
 from dualpath_jax.replay.run import ModeRun, ReplayOptions, check, run_mode
 from dualpath_scheduler.report import ModeSummary, format_table, summarise, write_report
@@ -20,7 +20,8 @@ FAILED = 1
 SHOWN = 5
 
 
-def _define_flags() -> None:
+def define_replay_flags() -> None:
+    """Those that say what is replayed, and on what."""
     define_config_flags()
     flags.DEFINE_string("trace", "demo", "A Mooncake-format file, or demo, paper-32k, paper-48k, paper-64k.")
     flags.DEFINE_enum("mode", "dualpath", sorted(MODES), "How the cluster reads and schedules.")
@@ -43,15 +44,28 @@ def _define_flags() -> None:
 
 def main() -> int:
     """0: every request succeeded, all runs agree, and are fast enough; 1: not so, or the cluster did not start."""
-    spec, trace = _inputs()
+    spec, trace = inputs()
     modes = list(MODES) if FLAGS.compare else [FLAGS.mode]
-    options = ReplayOptions(FLAGS.delay_scale, FLAGS.compilation_cache, FLAGS.platform)
-    _say_what_is_replayed(trace)
+    specs = {mode: _own_store(spec, mode, modes) for mode in modes}
     try:
-        runs = [run_mode(mode, _own_store(spec, mode, modes), trace, options) for mode in modes]
+        return replay(spec, trace, modes, lambda mode: run_mode(mode, specs[mode], trace, options()))
     except ClusterError as error:
         print(f"dualpath-replay: {error}", file=sys.stderr)
         return FAILED
+
+
+def options(place: Callable[[str], Place] = lambda name: HERE) -> ReplayOptions:
+    """What the flags say of how it is replayed."""
+    return ReplayOptions(FLAGS.delay_scale, FLAGS.compilation_cache, FLAGS.platform, place)
+
+
+def replay(spec: ClusterSpec, trace: Trace, modes: Sequence[str], run: Callable[[str], ModeRun]) -> int:
+    """Run each mode, print the table and whether they agree; returns the status.
+
+    Raises ClusterError where one does not start.
+    """
+    _say_what_is_replayed(trace)
+    runs = [run(mode) for mode in modes]
     summaries = _summaries(spec, trace, runs)
     if spec.engine.kind == "flax":
         from dualpath_jax.launch.platform import configure_jax
@@ -66,7 +80,7 @@ def main() -> int:
     return FAILED if slow else verdict
 
 
-def _inputs() -> tuple[ClusterSpec, Trace]:
+def inputs() -> tuple[ClusterSpec, Trace]:
     """What is replayed and on what, once everything that can be known to be wrong without starting anything is not."""
     for override in FLAGS.set:
         if override.startswith(("mode=", "mode.")):
@@ -155,7 +169,8 @@ def _too_slow(summaries: Mapping[str, ModeSummary]) -> str:
         return ""
     reached = "not known" if speedup is None else f"{speedup:.2f}"
     return (
-        f"dualpath-replay: the speed-up of dualpath over basic is {reached}: expected at least {FLAGS.min_speedup:g}; "
+        f"{Path(sys.argv[0]).name}: the speed-up of dualpath over basic is {reached}: expected at least "
+        f"{FLAGS.min_speedup:g}; "
         "other work on this machine's cores slows the faster run most"
     )
 
@@ -179,7 +194,7 @@ def _verdict(runs: Sequence[ModeRun], comparisons: Sequence[Agreement], epsilon:
 
 def run() -> None:
     """Entry point of `dualpath-replay`."""
-    _define_flags()
+    define_replay_flags()
     run_command(main)
 
 

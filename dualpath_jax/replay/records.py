@@ -95,7 +95,7 @@ def _node(node_id: str, reply: StatsReply, spec: ClusterSpec, started: float) ->
         role=role,
         snic_read_bytes=reply.snic_read_bytes,
         snic_written_bytes=reply.snic_written_bytes,
-        snic_busy_s=reply.snic_read_busy_s,
+        snic_busy_s=_busy_s(reply, spec),
         samples=tuple(
             SnicSample(sample.time - started, sample.seconds, sample.read_bytes, sample.written_bytes)
             for sample in reply.snic_samples
@@ -106,3 +106,9 @@ def _node(node_id: str, reply: StatsReply, spec: ClusterSpec, started: float) ->
         may_read=role == "prefill" or spec.mode.dual_path,
         snic_limit_bytes_per_s=None if spec.mode.free_transfers else spec.network.snic_bytes_per_s,
     )
+
+
+def _busy_s(reply: StatsReply, spec: ClusterSpec) -> float:
+    """Bytes over the rate, also where the network itself has it and no node knows."""
+    rate = spec.network.snic_bytes_per_s
+    return reply.snic_read_busy_s if spec.network.emulated or rate is None else reply.snic_read_bytes / rate

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tqdm import tqdm
@@ -12,6 +12,7 @@ from dualpath_configs import MODES, ClusterSpec
 from dualpath_jax.engine.base import TokenChoice
 from dualpath_jax.engine.oracle import build_oracle
 from dualpath_jax.launch.local import LocalCluster
+from dualpath_jax.launch.processes import HERE, Place
 from dualpath_jax.replay.agreement import Agreement, compare, spread_sample
 from dualpath_jax.replay.play import PlayedTurn, TurnKey, play
 from dualpath_jax.replay.records import run_record
@@ -27,6 +28,8 @@ class ReplayOptions:
     delay_scale: float = 0.0
     compilation_cache: str = ""
     platform: str = "cpu"
+    place: Callable[[str], Place] = lambda name: HERE
+    """Where each process of the cluster runs."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,9 @@ def run_mode(mode: str, spec: ClusterSpec, trace: Trace, options: ReplayOptions)
     total = sum(len(session.turns) for session in trace.sessions)
     with tqdm(total=total, desc=f"{mode:>8}", unit="req", file=sys.stderr, dynamic_ncols=True) as bar:
         bar.set_postfix_str("starting the cluster")
-        with LocalCluster(spec, platform=options.platform, compilation_cache=options.compilation_cache) as cluster:
+        with LocalCluster(
+            spec, platform=options.platform, compilation_cache=options.compilation_cache, place=options.place
+        ) as cluster:
             bar.set_postfix_str("")
             bar.reset()
             started = time.time()

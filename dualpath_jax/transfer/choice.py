@@ -17,24 +17,26 @@ log = logging.getLogger(__name__)
 
 
 def make_transport(network: NetworkSpec, *, bind: str, server: grpc.aio.Server) -> Transport:
-    """The transport of a node, on its server, and one line in the log that says which and why.
+    """The transport of a node, on its server; for `auto`, one line in the log says which and why.
 
     Raises OSError where `bind` is taken, and where `network.transport` demands NIXL and it does not work here.
     """
-    lanes = {Lane.MODEL: network.model_dscp, Lane.LOAD: network.load_dscp, Lane.STORE: network.store_dscp}
+    specs = {Lane.MODEL: network.lanes.model, Lane.LOAD: network.lanes.load, Lane.STORE: network.lanes.store}
+    lanes = {lane: spec.dscp for lane, spec in specs.items()}
+    levels = {lane: spec.service_level for lane, spec in specs.items()}
     if network.transport == "grpc":
-        log.info("transport grpc: network.transport says so")
         return GrpcTransport(bind=bind, lane_dscp=lanes, server=server)
     regions = RegionTable()
     try:
-        nixl = NixlTransport(bind=bind, lane_dscp=lanes, options=network.ucx, server=server, regions=regions)
+        nixl = NixlTransport(
+            bind=bind, lane_dscp=lanes, service_levels=levels, options=network.ucx, server=server, regions=regions
+        )
     except (ImportError, RuntimeError) as error:
         if network.transport == "nixl":
             raise OSError(f"network.transport = 'nixl': {error}") from error
         log.info("transport grpc: %s", error)
         return GrpcTransport(bind=bind, lane_dscp=lanes, server=server)
     if network.transport == "nixl":
-        log.info("transport nixl: network.transport says so")
         return nixl
     log.info("transport nixl: it is installed and UCX starts; grpc with peers that have it not")
     beside = GrpcTransport(bind=nixl.address, lane_dscp=lanes, server=server, listen=False, regions=regions)

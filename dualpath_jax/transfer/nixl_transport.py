@@ -36,7 +36,8 @@ class NixlTransport(Transport):
     """One endpoint of one-sided writes over NIXL; `bind`, `lane_dscp` and `server` as for `Endpoint`, `regions`
     as for `GrpcTransport`.
 
-    Each lane has an agent of its own in each direction, with `options` and what marks the lane. Raises ImportError
+    Each lane has an agent of its own in each direction, with `options` and what marks the lane: its DSCP, and of
+    InfiniBand its service level (0 where it is absent). Raises ImportError
     without NIXL and RuntimeError where UCX does not start with these options.
     """
 
@@ -45,6 +46,7 @@ class NixlTransport(Transport):
         *,
         bind: str = "127.0.0.1:0",
         lane_dscp: Mapping[Lane, int],
+        service_levels: Mapping[Lane, int] | None = None,
         options: Options | None = None,
         gate: InboundGate | None = None,
         server: grpc.aio.Server | None = None,
@@ -52,7 +54,7 @@ class NixlTransport(Transport):
     ) -> None:
         self._gate = gate
         self._options = {**default_options(bind), **(options or {})}
-        self._lane_dscp = dict(lane_dscp)
+        self._lane_dscp, self._service_levels = dict(lane_dscp), dict(service_levels or {})
         self._regions = regions if regions is not None else RegionTable()
         self._grants = Grants(self._lane)
         self._sending: dict[Lane, NixlLane] = {}
@@ -89,7 +91,8 @@ class NixlTransport(Transport):
             await self._endpoint.stream(peer, lane).write(pieces, deadline_s)
 
     def _lane(self, lane: Lane, on_end: Callable[[NixlAgent], None] = lambda agent: None) -> NixlLane:
-        return NixlLane({**self._options, **lane_options(lane, self._lane_dscp.get(lane, 0))}, on_end)
+        marks = lane_options(self._lane_dscp.get(lane, 0), self._service_levels.get(lane, 0))
+        return NixlLane({**self._options, **marks}, on_end)
 
     def _connect(self, peer: str, options: list[tuple[str, int]], lane: Lane) -> NixlOutbound:
         if lane not in self._sending:
@@ -133,9 +136,9 @@ def interface_of(host: str) -> str | None:
     return None
 
 
-def lane_options(lane: Lane, dscp: int) -> dict[str, str]:
+def lane_options(dscp: int, service_level: int) -> dict[str, str]:
     """What puts a lane's agent on its service level of InfiniBand, and its traffic class of RoCE.
 
-    UCX does not mark TCP.
+    Those that `dualpath-qos` prints. UCX does not mark TCP.
     """
-    return {"IB_SL": str(int(lane)), "IB_TRAFFIC_CLASS": str(dscp << 2)}
+    return {"IB_SL": str(service_level), "IB_TRAFFIC_CLASS": str(dscp << 2)}

@@ -6,7 +6,8 @@ import contextlib
 import errno
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -29,6 +30,9 @@ _CLOSE_GRACE_S = 5.0
 COMMIT_SHARE = 0.25
 """Of a write's time, what is left for making it durable: blocks that hang until then do not take the others down."""
 
+_REMEMBERED = 65_536
+"""Blocks that a store knows that it wrote: a few megabytes of keys."""
+
 GROUP_BLOCKS = 64
 """Blocks of a batch that are made durable together: a medium may hold a file open, or a copy, for each."""
 
@@ -36,10 +40,21 @@ GROUP_BLOCKS = 64
 class MediumStore(BlockStore):
     """Reads, writes and probes have threads of their own, and writes wait for a gap between reads (`LoadsFirst`).
 
+    Not so where the medium is reached over a card that is `full_duplex`: there a write takes nothing from a read. And
+    what this store wrote itself it does not read to see whether it is intact when it is to be written again.
+
     Probes (`contains`, `delete`, `scan`) are spread over `probe_threads`: each costs a network's latency, not bytes.
     """
 
-    def __init__(self, medium: Medium, layout: KVLayout, *, threads: int, probe_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        medium: Medium,
+        layout: KVLayout,
+        *,
+        threads: int,
+        probe_threads: int | None = None,
+        full_duplex: bool = False,
+    ) -> None:
         if threads < 1:
             raise ValueError(f"threads is {threads}: a store needs at least 1")
         self.medium = medium
@@ -48,6 +63,8 @@ class MediumStore(BlockStore):
         self._format = BlockFormat(layout)
         self._readers = WorkerPool(threads, "store-read")
         self._writers = WorkerPool(threads, "store-write")
+        self._full_duplex = full_duplex
+        self._written: OrderedDict[bytes, None] = OrderedDict()
         self._loads_first = LoadsFirst()
         self._probers = WorkerPool(probe_threads or threads, "store-probe")
         self._scratch = threading.local()
@@ -68,6 +85,9 @@ class MediumStore(BlockStore):
         with self._operation(), self._loads_first.load():
             batch = Batch(len(reads), lambda i: self._read_one(reads[i], buffers[i], spans[i].start, deadline_at))
             cancelled = await batch.run(self._readers, deadline_at)
+        for read, result in zip(reads, batch.results, strict=True):
+            if result is not None and result.status is Status.CORRUPT:
+                self._written.pop(read.key, None)
         if cancelled and not batch.quiet:
             raise cancelled
         return [result or _late(deadline_s, batch.quiet.get(i)) for i, result in enumerate(batch.results)]
@@ -82,6 +102,7 @@ class MediumStore(BlockStore):
                 group = slice(len(results), len(results) + GROUP_BLOCKS)
                 outcomes, cancelled = await self._put_group(writes[group], payloads[group], deadline_s, deadline_at)
                 results += outcomes
+        self._remember(write.key for write, result in zip(writes, results, strict=False) if result.ok)
         if cancelled and not any(result.quiet for result in results):
             raise cancelled
         return results + [_late(deadline_s)] * (len(writes) - len(results))
@@ -142,17 +163,32 @@ class MediumStore(BlockStore):
 
     def _stage_one(self, write: BlockWrite, payload: memoryview, deadline_at: float) -> Staged | BlockResult:
         try:
-            with self._loads_first.store(deadline_at):
-                if self.medium.contains(write.key, deadline_at=deadline_at) and self._is_intact(write, deadline_at):
+            with self._turn_to_store(deadline_at):
+                if self._is_stored(write, deadline_at):
                     return Staged(write.key, None)
                 header = self._format.pack_header(write.key, write.parent, write.tokens, payload)
                 return self.medium.stage(write.key, header, payload, deadline_at=deadline_at)
         except Exception as error:
             return _failure(error)
 
-    def _is_intact(self, write: BlockWrite, deadline_at: float) -> bool:
-        """Whether what is stored can be read. Reading a block costs far less than to write it again, and without it a
-        damaged block would be reported as stored for ever."""
+    def _remember(self, written: Iterable[bytes]) -> None:
+        for key in written:
+            self._written[key] = None
+            self._written.move_to_end(key)
+        while len(self._written) > _REMEMBERED:
+            self._written.popitem(last=False)
+
+    def _turn_to_store(self, deadline_at: float) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._full_duplex else self._loads_first.store(deadline_at)
+
+    def _is_stored(self, write: BlockWrite, deadline_at: float) -> bool:
+        """Whether the block is there and can be read. Reading it costs far less than to write it again, and without it
+        a damaged block would be reported as stored for ever. Whoever finds one damaged that was written here says so,
+        to this store, or deletes it."""
+        if not self.medium.contains(write.key, deadline_at=deadline_at):
+            return False
+        if self._full_duplex and write.key in self._written:
+            return True
         scratch = getattr(self._scratch, "block", None)
         if scratch is None:
             scratch = self._scratch.block = memoryview(bytearray(self._format.block_bytes))
@@ -197,7 +233,7 @@ class MediumStore(BlockStore):
 
     def _commit_all(self, staged: list[Staged], deadline_at: float) -> list[BlockResult]:
         try:
-            with self._loads_first.store(deadline_at):
+            with self._turn_to_store(deadline_at):
                 errors = self.medium.commit(staged, deadline_at=deadline_at)
         except Exception as error:
             self.medium.discard(staged)

@@ -42,7 +42,7 @@ class ObjectStore(MediumStore):
     def __init__(self, url: str, layout: KVLayout, *, threads: int = 8) -> None:
         location = parse_object_url(url)
         medium = ObjectMedium(_open(location), block_bytes=HEADER_BYTES + layout.block_bytes)
-        super().__init__(medium, layout, threads=threads, probe_threads=_PROBE_THREADS)
+        super().__init__(medium, layout, threads=threads, probe_threads=_PROBE_THREADS, full_duplex=True)
         self._url = url
 
     @property

@@ -87,7 +87,16 @@ def test_a_name_replaces_switches_and_switches_replace_a_name(tmp_path: Path) ->
         ("prefill_nodes = true", "prefill_nodes = True: expected an integer"),
         ("prefill_nodes = 0", "prefill_nodes = 0: expected more than 0"),
         ("prefill_nodes = 2024-01-01", "prefill_nodes = datetime.date(2024, 1, 1): expected an integer"),
-        ("[network]\nload_dscp = 64", "network.load_dscp = 64: expected at most 63"),
+        ("[network]\nlanes.load.dscp = 64", "network.lanes.load.dscp = 64: expected at most 63"),
+        (
+            "[network.lanes]\nload.service_level = 3",
+            "network.lanes.store.service_level = 2: expected that of load (3), whose dscp (8) it has: the "
+            "network cannot tell them apart",
+        ),
+        (
+            "[network.lanes]\nstore.share = 0.5",
+            "network.lanes.store.share = 0.5: expected shares of at most 1 together, not 1.495",
+        ),
         ("[network]\nsnic_bytes_per_s = inf", "network.snic_bytes_per_s = inf: expected a finite number"),
         ("[network]\nsnic_bytes_per_s = 'fast'", "network.snic_bytes_per_s = 'fast': expected a number"),
         ("[engine]\nkind = 'gpu'", "engine.kind = 'gpu': expected 'flax' or 'fake'"),
@@ -169,7 +178,8 @@ def test_bytes_that_are_not_text_have_their_line(tmp_path: Path) -> None:
 
 def test_names_and_files_that_are_not_there(tmp_path: Path) -> None:
     assert error_of("local_1p1") == (
-        "no such preset: 'local_1p1': expected local_1p1d, local_1p2d, local_2p1d, or a .toml file (the closest one is "
+        "no such preset: 'local_1p1': expected local_1p1d, local_1p2d, local_2p1d, testbed_1p1d, testbed_1p2d, "
+        "or a .toml file (the closest one is "
         "local_1p1d)"
     )
     missing = str(tmp_path / "no.toml")

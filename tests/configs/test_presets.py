@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_names() -> None:
-    assert preset_names() == ["local_1p1d", "local_1p2d", "local_2p1d"]
+    assert preset_names() == ["local_1p1d", "local_1p2d", "local_2p1d", "testbed_1p1d", "testbed_1p2d"]
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,17 @@ def test_shapes(name: str, prefill: int, decode: int) -> None:
     assert spec.mode == MODES["dualpath"]
 
 
-def test_presets_differ_in_nodes_only() -> None:
-    one, two = load_cluster("local_1p1d"), load_cluster("local_1p2d")
+@pytest.mark.parametrize("kind", ["local", "testbed"])
+def test_presets_differ_in_nodes_only(kind: str) -> None:
+    one, two = load_cluster(f"{kind}_1p1d"), load_cluster(f"{kind}_1p2d")
     assert one.model_copy(update={"decode_nodes": 2}) == two
+
+
+def test_testbeds_have_the_same_nodes_with_slower_cards() -> None:
+    for testbed, local in (("testbed_1p1d", "local_1p1d"), ("testbed_1p2d", "local_1p2d")):
+        slow, fast = load_cluster(testbed), load_cluster(local)
+        assert slow.model_copy(update={"network": fast.network}) == fast
+        assert slow.network.snic_bytes_per_s < fast.network.snic_bytes_per_s
 
 
 def test_a_spec_survives_json() -> None:

@@ -12,7 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MODULES = {"dualpath-launch": "dualpath_jax.launch.main", "dualpath-replay": "dualpath_jax.replay.main"}
+MODULES = {
+    "dualpath-launch": "dualpath_jax.launch.main",
+    "dualpath-replay": "dualpath_jax.replay.main",
+    "dualpath-testbed": "dualpath_jax.testbed.main",
+}
 """Those whose module runs as a program."""
 
 
