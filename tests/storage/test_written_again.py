@@ -12,13 +12,13 @@ async def test_a_block_of_its_own_is_not_read_again(monkeypatch: pytest.MonkeyPa
     store, other = (ObjectStore("tensorstore+memory://again", LAYOUT) for _ in range(2))
     reads: list[bytes] = []
     for one in (store, other):
-        read = one.medium.read
+        read = one.medium.read_whole
 
         def noted(key: bytes, *rest: Any, read: Any = read, **more: Any) -> Any:
             reads.append(key)
             return read(key, *rest, **more)
 
-        monkeypatch.setattr(one.medium, "read", noted)
+        monkeypatch.setattr(one.medium, "read_whole", noted)
     blocks = chain(3)
     await put_all(store, blocks)
     await put_all(store, blocks)
