@@ -91,7 +91,10 @@ class DecodeNode(Node):
             async with asyncio.timeout(self.spec.scheduling.request_deadline_s):
                 handover = await job.handover
         finally:
-            await transport.deregister(handle)
+            # Whatever cancels the wait: the slots rest until no write can land in them any more.
+            closing = self.in_background(transport.deregister(handle))
+            reservation.hold(closing)
+            await asyncio.shield(closing)
         job.append(handover.first_token)
         return handover.computed_from_block
 

@@ -32,6 +32,13 @@ class Job:
     memory: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Keeps planned blocks in the node's memory until they are read."""
     task: asyncio.Task[None] | None = None
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        """End the attempt. Only once: what it gives back on its way out is not to be interrupted by a second call."""
+        if self.task is not None and not self.cancelled:
+            self.cancelled = True
+            self.task.cancel()
 
     def end(self) -> None:
         """Nobody waits for this attempt any more."""

@@ -122,9 +122,9 @@ class Node(abc.ABC):
     def _cancel(self, cancellation: pb.Cancellation) -> None:
         for job in self.jobs:
             request_id, attempt = job.key
-            if request_id == cancellation.request_id and attempt <= cancellation.attempt and job.task is not None:
+            if request_id == cancellation.request_id and attempt <= cancellation.attempt:
                 log.info("%s: %s cancelled: %s", self.node_id, job.label, cancellation.reason)
-                job.task.cancel()
+                job.cancel()
 
     def _start_anew(self) -> None:
         """The scheduler has forgotten this node."""
@@ -135,8 +135,7 @@ class Node(abc.ABC):
     def _cancel_all(self) -> None:
         """Nobody waits for the attempts of this node any more."""
         for job in self.jobs:
-            if job.task is not None:
-                job.task.cancel()
+            job.cancel()
 
     def expect_reads(self, job: Job, blocks: slice) -> None:
         """This side is to read blocks of the prompt: those in memory stay until then, the others count as waiting."""

@@ -81,8 +81,10 @@ class PrefillNode(Node):
             )
         finally:
             self._forget(job)
-            await self._end_sends(job)
-            job.gathered.reservation.release()
+            try:
+                await self._end_sends(job)
+            finally:  # an attempt that is ending may be cancelled yet
+                job.gathered.reservation.release()
 
     def _say_first_token(self, job: PrefillJob, choice: TokenChoice) -> None:
         job.watch.mark("first_token")
