@@ -23,7 +23,7 @@ from dualpath_jax.transfer.nixl_memory import Extent, KnownMemory, MemoryConflic
 WAKE_US = 10_000
 """UCX's thread sleeps until its sockets wake it, and looks by itself that often; with 0 it would never sleep."""
 
-FIRST_POLL_S, LAST_POLL_S = 0.001, 0.008
+FIRST_POLL_S, LAST_POLL_S = 0.001, 0.002
 """Between two looks at the writes under way: doubled while none ends. The event loop's timers are of a millisecond."""
 
 INFINIBAND = pathlib.Path("/sys/class/infiniband")
