@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,9 +182,17 @@ async def test_a_server_killed_in_mid_batch(s3_credentials: None, monkeypatch: p
     with running_seaweedfs() as server:
         store = ObjectStore(server.url(), LAYOUT, threads=4)
         await put_all(store, blocks[:200])
+        some_read, loop, read_whole = asyncio.Event(), asyncio.get_running_loop(), store.medium.read_whole
+
+        def noted(*block: Any, **more: Any) -> int:
+            seen = read_whole(*block, **more)
+            loop.call_soon_threadsafe(some_read.set)
+            return seen
+
+        monkeypatch.setattr(store.medium, "read_whole", noted)
         reading = asyncio.create_task(store.get([block.read() for block in blocks[:200] * 10], deadline_s=3))
         writing = asyncio.create_task(store.put([block.write() for block in blocks[200:]], deadline_s=3))
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(some_read.wait(), 3)
         server.kill()
         start = time.monotonic()
         results = [*await reading, *await writing]
