@@ -5,21 +5,22 @@ generations and bounded memory. Batches on one stream go out in the order of sub
 submits small batches in that order (`traffic_manager`).
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import final
 
 import grpc
 
 from dualpath_jax.transfer import wire
-from dualpath_jax.transfer.base import InboundGate, Lane, RegionHandle, RegionWrite, Transport
+from dualpath_jax.transfer.base import InboundGate, Lane, RegionHandle
 from dualpath_jax.transfer.endpoint import Endpoint, Send
 from dualpath_jax.transfer.inbound import InboundStream
 from dualpath_jax.transfer.outbound import OutboundStream
 from dualpath_jax.transfer.regions import RegionTable
+from dualpath_jax.transfer.stream_transport import StreamTransport
 
 
 @final
-class GrpcTransport(Transport):
+class GrpcTransport(StreamTransport):
     """One endpoint of one-sided writes over gRPC; `bind`, `lane_dscp` and `server` as for `Endpoint`.
 
     `regions` are shared with another transport of the same memory; without `listen` the server is at `bind` already.
@@ -35,37 +36,14 @@ class GrpcTransport(Transport):
         regions: RegionTable | None = None,
         listen: bool = True,
     ) -> None:
-        self._gate = gate
-        self._regions = regions if regions is not None else RegionTable()
-        self._endpoint = Endpoint(
+        endpoint = Endpoint(
             wire.PATH, self._serve, OutboundStream, bind=bind, lane_dscp=lane_dscp, server=server, listen=listen
         )
-
-    @property
-    def address(self) -> str:
-        return self._endpoint.address
-
-    def set_gate(self, gate: InboundGate) -> None:
-        self._gate = gate
-
-    async def start(self) -> None:
-        await self._endpoint.start()
-
-    async def close(self) -> None:
-        self._regions.clear()
-        await self._endpoint.close()
-
-    def register(self, segments: Sequence[memoryview], *, engine: int = 0) -> RegionHandle:
-        return self._regions.register(segments, engine)
+        super().__init__(endpoint, regions, gate)
 
     async def deregister(self, handle: RegionHandle) -> None:
         # Memory is written by code that does not yield, on this loop: whatever runs after this line is refused.
         self._regions.deregister(handle)
-
-    async def write(self, peer: str, batch: Sequence[RegionWrite], *, lane: Lane, deadline_s: float) -> None:
-        pieces = [write for write in batch if len(write.source)]
-        if pieces:
-            await self._endpoint.stream(peer, lane).write(pieces, deadline_s)
 
     async def _serve(self, messages: AsyncIterator[bytes], send: Send) -> None:
         await InboundStream(self._regions, self._gate).run(messages, send)

@@ -10,12 +10,12 @@ import ipaddress
 import socket
 import struct
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import final
 
 import grpc
 
-from dualpath_jax.transfer.base import InboundGate, Lane, RegionHandle, RegionWrite, Transport
+from dualpath_jax.transfer.base import InboundGate, Lane, RegionHandle
 from dualpath_jax.transfer.endpoint import Endpoint, Send
 from dualpath_jax.transfer.nixl_agent import INFINIBAND, NixlAgent
 from dualpath_jax.transfer.nixl_grants import Grants
@@ -23,6 +23,7 @@ from dualpath_jax.transfer.nixl_inbound import NixlInbound
 from dualpath_jax.transfer.nixl_lane import NixlLane
 from dualpath_jax.transfer.nixl_outbound import PATH, NixlOutbound
 from dualpath_jax.transfer.regions import RegionTable
+from dualpath_jax.transfer.stream_transport import StreamTransport
 
 SIOCGIFADDR = 0x8915
 """Linux: an interface's address."""
@@ -32,7 +33,7 @@ Options = Mapping[str, str]
 
 
 @final
-class NixlTransport(Transport):
+class NixlTransport(StreamTransport):
     """One endpoint of one-sided writes over NIXL; `bind`, `lane_dscp` and `server` as for `Endpoint`, `regions`
     as for `GrpcTransport`.
 
@@ -52,43 +53,23 @@ class NixlTransport(Transport):
         server: grpc.aio.Server | None = None,
         regions: RegionTable | None = None,
     ) -> None:
-        self._gate = gate
         self._options = {**default_options(bind), **(options or {})}
         self._lane_dscp, self._service_levels = dict(lane_dscp), dict(service_levels or {})
-        self._regions = regions if regions is not None else RegionTable()
         self._grants = Grants(self._lane)
         self._sending: dict[Lane, NixlLane] = {}
         self._grants.lane(Lane.LOAD).agent([])  # says at once whether it works, and the first transfer is not late
-        self._endpoint = Endpoint(PATH, self._serve, self._connect, bind=bind, lane_dscp=lane_dscp, server=server)
-
-    @property
-    def address(self) -> str:
-        return self._endpoint.address
-
-    def set_gate(self, gate: InboundGate) -> None:
-        self._gate = gate
-
-    async def start(self) -> None:
-        await self._endpoint.start()
+        endpoint = Endpoint(PATH, self._serve, self._connect, bind=bind, lane_dscp=lane_dscp, server=server)
+        super().__init__(endpoint, regions, gate)
 
     async def close(self) -> None:
-        self._regions.clear()
-        await self._endpoint.close()
+        await super().close()
         self._grants.close()
         for lane in self._sending.values():
             lane.close()
 
-    def register(self, segments: Sequence[memoryview], *, engine: int = 0) -> RegionHandle:
-        return self._regions.register(segments, engine)
-
     async def deregister(self, handle: RegionHandle) -> None:
         if self._regions.deregister(handle):
             await self._grants.take_back(handle.region_id)
-
-    async def write(self, peer: str, batch: Sequence[RegionWrite], *, lane: Lane, deadline_s: float) -> None:
-        pieces = [write for write in batch if len(write.source)]
-        if pieces:
-            await self._endpoint.stream(peer, lane).write(pieces, deadline_s)
 
     def _lane(self, lane: Lane, on_end: Callable[[NixlAgent], None] = lambda agent: None) -> NixlLane:
         marks = lane_options(self._lane_dscp.get(lane, 0), self._service_levels.get(lane, 0))
