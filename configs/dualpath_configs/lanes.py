@@ -37,9 +37,14 @@ class LanesSpec(Spec):
     load: LaneSpec = LaneSpec()
     store: LaneSpec = LaneSpec()
 
+    @property
+    def by_name(self) -> dict[str, LaneSpec]:
+        """The lanes by their names, the most urgent first."""
+        return {"model": self.model, "load": self.load, "store": self.store}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        lanes = {"model": self.model, "load": self.load, "store": self.store}
+        lanes = self.by_name
         total = sum(lane.share for lane in lanes.values())
         if total > 1.0 + 1e-9:
             raise ValueError(

@@ -26,7 +26,7 @@ class LinkClass:
 
 def link_classes(lanes: LanesSpec) -> tuple[LinkClass, ...]:
     """The classes, the most urgent first; the first is the model's, and of whatever no lane has marked."""
-    specs = {"model": lanes.model, "load": lanes.load, "store": lanes.store}
+    specs = lanes.by_name
     classes = []
     for level in dict.fromkeys(lane.service_level for lane in specs.values()):
         mine = {name: lane for name, lane in specs.items() if lane.service_level == level}

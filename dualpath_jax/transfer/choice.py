@@ -21,9 +21,9 @@ def make_transport(network: NetworkSpec, *, bind: str, server: grpc.aio.Server) 
 
     Raises OSError where `bind` is taken, and where `network.transport` demands NIXL and it does not work here.
     """
-    specs = {Lane.MODEL: network.lanes.model, Lane.LOAD: network.lanes.load, Lane.STORE: network.lanes.store}
-    lanes = {lane: spec.dscp for lane, spec in specs.items()}
-    levels = {lane: spec.service_level for lane, spec in specs.items()}
+    specs = network.lanes.by_name
+    lanes = {Lane[name.upper()]: spec.dscp for name, spec in specs.items()}
+    levels = {Lane[name.upper()]: spec.service_level for name, spec in specs.items()}
     if network.transport == "grpc":
         return GrpcTransport(bind=bind, lane_dscp=lanes, server=server)
     regions = RegionTable()

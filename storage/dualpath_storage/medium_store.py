@@ -64,7 +64,7 @@ class MediumStore(BlockStore):
         self._readers = WorkerPool(threads, "store-read")
         self._writers = WorkerPool(threads, "store-write")
         self._full_duplex = full_duplex
-        self._written: OrderedDict[bytes, None] = OrderedDict()
+        self._written: OrderedDict[bytes, None] = OrderedDict()  # empty unless full duplex
         self._loads_first = LoadsFirst()
         self._probers = WorkerPool(probe_threads or threads, "store-probe")
         self._scratch = threading.local()
@@ -85,9 +85,10 @@ class MediumStore(BlockStore):
         with self._operation(), self._loads_first.load():
             batch = Batch(len(reads), lambda i: self._read_one(reads[i], buffers[i], spans[i].start, deadline_at))
             cancelled = await batch.run(self._readers, deadline_at)
-        for read, result in zip(reads, batch.results, strict=True):
-            if result is not None and result.status is Status.CORRUPT:
-                self._written.pop(read.key, None)
+        if self._written:
+            for read, result in zip(reads, batch.results, strict=True):
+                if result is not None and result.status is Status.CORRUPT:
+                    self._written.pop(read.key, None)
         if cancelled and not batch.quiet:
             raise cancelled
         return [result or _late(deadline_s, batch.quiet.get(i)) for i, result in enumerate(batch.results)]
@@ -102,7 +103,8 @@ class MediumStore(BlockStore):
                 group = slice(len(results), len(results) + GROUP_BLOCKS)
                 outcomes, cancelled = await self._put_group(writes[group], payloads[group], deadline_s, deadline_at)
                 results += outcomes
-        self._remember(write.key for write, result in zip(writes, results, strict=False) if result.ok)
+        if self._full_duplex:
+            self._remember(write.key for write, result in zip(writes, results, strict=False) if result.ok)
         if cancelled and not any(result.quiet for result in results):
             raise cancelled
         return results + [_late(deadline_s)] * (len(writes) - len(results))
@@ -187,7 +189,7 @@ class MediumStore(BlockStore):
         to this store, or deletes it."""
         if not self.medium.contains(write.key, deadline_at=deadline_at):
             return False
-        if self._full_duplex and write.key in self._written:
+        if write.key in self._written:
             return True
         scratch = getattr(self._scratch, "block", None)
         if scratch is None:
