@@ -66,12 +66,8 @@ class BlockReader:
             reason = block_format.verify(
                 header, payload, key=key, tokens=None, stored_bytes=seen, payload_sum=payload_sum
             )
-        except FileNotFoundError:
-            return None
-        except HeaderError as damage:
-            return Damage(key, str(damage), certain=True)
-        except OSError as error:
-            return Damage(key, f"cannot be read: {error}", certain=False)
+        except (HeaderError, OSError) as error:
+            return _unread(key, error)
         return Whole(peeked, bytes(header), payload) if reason is None else Damage(key, reason, certain=True)
 
     def _buffer(self, size_bytes: int) -> memoryview:
@@ -93,15 +89,20 @@ def header_of(medium: Medium, key: bytes) -> BlockHeader | Damage | None:
     """What a block says of itself, without its payload. None: there is no such block (any more)."""
     try:
         header = read_header(medium.peek(key, HEADER_BYTES))
-    except FileNotFoundError:
-        return None
-    except HeaderError as damage:
-        return Damage(key, str(damage), certain=True)
-    except OSError as error:
-        return Damage(key, f"cannot be read: {error}", certain=False)
+    except (HeaderError, OSError) as error:
+        return _unread(key, error)
     if header.key != key:
         return Damage(key, f"holds another block, {header.key.hex()}", certain=True)
     return header
+
+
+def _unread(key: bytes, error: HeaderError | OSError) -> Damage | None:
+    """What an error says of a block. None: there is no such block (any more)."""
+    if isinstance(error, FileNotFoundError):
+        return None
+    if isinstance(error, HeaderError):
+        return Damage(key, str(error), certain=True)
+    return Damage(key, f"cannot be read: {error}", certain=False)
 
 
 @contextlib.contextmanager
