@@ -22,7 +22,7 @@ from dualpath_jax.testbed.counters import passed
 from dualpath_jax.testbed.helpers import Helper, HelperError
 from dualpath_jax.testbed.isolation_table import CONDITIONS, Measured, isolation_table
 from dualpath_jax.testbed.kv_pair import START_S, arrived_bytes, start_kv
-from dualpath_jax.testbed.network import NetworkTestbed
+from dualpath_jax.testbed.network import NetworkTestbed, with_link_rate
 
 FLAGS = flags.FLAGS
 FAILED = 1
@@ -66,9 +66,8 @@ def main() -> int:
 
 def _spec(spec: ClusterSpec) -> ClusterSpec:
     """Two nodes of each role, one card each."""
-    rates = {"cnic_bytes_per_s": FLAGS.link_bytes_per_s, "snic_bytes_per_s": FLAGS.link_bytes_per_s}
-    network = spec.network.model_copy(update=rates)
-    return spec.model_copy(update={"prefill_nodes": 2, "decode_nodes": 2, "engines_per_node": 1, "network": network})
+    shape = {"prefill_nodes": 2, "decode_nodes": 2, "engines_per_node": 1}
+    return with_link_rate(spec, FLAGS.link_bytes_per_s).model_copy(update=shape)
 
 
 def measure(testbed: NetworkTestbed, condition: str, role: str, seconds: float) -> Measured:

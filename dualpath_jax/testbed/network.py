@@ -13,6 +13,12 @@ from dualpath_jax.testbed.seaweedfs import CREDENTIALS, SeaweedServer, find_weed
 from dualpath_jax.testbed.wires import connect, set_link, shape
 
 
+def with_link_rate(spec: ClusterSpec, bytes_per_s: float) -> ClusterSpec:
+    """The spec with this rate for all cards."""
+    network = spec.network.model_copy(update={"cnic_bytes_per_s": bytes_per_s, "snic_bytes_per_s": bytes_per_s})
+    return spec.model_copy(update={"network": network})
+
+
 @final
 class NetworkTestbed:
     """A context manager: the machine's own networks are as they were on exit, after Ctrl-C and a crash as well.

@@ -23,7 +23,7 @@ from dualpath_jax.qos.commands import NetworkError
 from dualpath_jax.rollout import Client
 from dualpath_jax.testbed.helpers import HelperError
 from dualpath_jax.testbed.kv_pair import arrived_bytes, start_kv
-from dualpath_jax.testbed.network import NetworkTestbed
+from dualpath_jax.testbed.network import NetworkTestbed, with_link_rate
 
 FLAGS = flags.FLAGS
 FAILED = 1
@@ -50,10 +50,8 @@ def _define_flags() -> None:
 def main() -> int:
     """0: measured; 1: a process did not do its part."""
     terminated_as_interrupted()
-    spec = cluster_from_flags()
-    rates = {"cnic_bytes_per_s": FLAGS.link_bytes_per_s, "snic_bytes_per_s": FLAGS.link_bytes_per_s}
-    network = spec.network.model_copy(update=rates)
-    spec = spec.model_copy(update={"processes_per_node": 2, "engines_per_node": 2, "network": network})
+    spec = with_link_rate(cluster_from_flags(), FLAGS.link_bytes_per_s)
+    spec = spec.model_copy(update={"processes_per_node": 2, "engines_per_node": 2})
     try:
         with NetworkTestbed(spec) as testbed, testbed.inside():
             cluster = LocalCluster(
