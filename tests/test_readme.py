@@ -4,7 +4,6 @@ import functools
 import pathlib
 import re
 import shlex
-import socket
 import subprocess
 import sys
 
@@ -16,6 +15,7 @@ from dualpath_configs import MODES, ClusterSpec, load_cluster, preset_names
 from dualpath_jax.launch import local
 from dualpath_scheduler.report import NodeRecord, RunRecord, format_table, summarise
 from dualpath_scheduler.workload import load_trace, trace_names
+from tests import servers
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENTS = (
@@ -214,7 +214,8 @@ def test_a_replay_runs_as_written(tmp_path):
 
 
 def test_a_cluster_is_put_together_by_hand(tmp_path, capsys):
-    ports = {port: str(_free_port()) for port in set(ADDRESS.findall(README))}
+    named = set(ADDRESS.findall(README))
+    ports = dict(zip(named, map(str, servers.free_ports(len(named))), strict=True))
 
     def mine(text: str) -> str:
         return ADDRESS.sub(lambda found: f"127.0.0.1:{ports[found[1]]}", text).replace(
@@ -239,9 +240,3 @@ def test_a_cluster_is_put_together_by_hand(tmp_path, capsys):
     assert re.fullmatch(r"\[\d+(, \d+){7}\]\n", capsys.readouterr().out)
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert f"prefill-0 is ready at {mine('127.0.0.1:7001')}" in (tmp_path / "1.log").read_text()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]

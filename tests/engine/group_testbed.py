@@ -21,7 +21,7 @@ from dualpath_jax.engine.group.leader import LeaderEngineGroup
 from dualpath_jax.engine.group.link import GroupLost, LinkSettings
 from dualpath_jax.engine.group.service import LeaderService
 from tests.engine.flax_testbed import full_blocks, run_pass
-from tests.launch.commands import free_port
+from tests.servers import free_port
 
 LAYERS = 3
 MAX_TOKENS = 12

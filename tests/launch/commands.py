@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -60,13 +59,6 @@ def check_refused(ended: Ended, *texts: str) -> None:
     assert (ended.status, len(lines), ended.output) == (2, 1, ""), ended
     for text in texts:
         assert text in lines[0]
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Started:

@@ -13,7 +13,8 @@ from dualpath_configs.resolved import write_resolved
 from dualpath_jax.rollout import Client
 from tests.cluster.harness import small_spec
 from tests.cluster.oracle import expected_tokens, random_prompt
-from tests.launch.commands import Started, check_refused, ended_in_the_end, free_port, run
+from tests.launch.commands import Started, check_refused, ended_in_the_end, run
+from tests.servers import free_port
 
 
 def _start(folder: Path, spec: ClusterSpec, role: str, scheduler: str) -> Started:

@@ -13,7 +13,8 @@ from dualpath_configs.resolved import write_resolved
 from dualpath_jax.rollout import Client
 from tests.cluster.harness import small_spec
 from tests.cluster.oracle import expected_tokens, random_prompt
-from tests.launch.commands import Started, ended_in_the_end, free_port, run
+from tests.launch.commands import Started, ended_in_the_end, run
+from tests.servers import free_port
 
 NODE = ["--role=decode", "--node_id=a", "--set=engine.kind=fake", "--set=storage.url=file:///x", "--scheduler=h:1"]
 

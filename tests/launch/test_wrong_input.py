@@ -13,7 +13,8 @@ from dualpath_jax.cluster.services import node_services
 from dualpath_jax.engine.build import build_engine
 from dualpath_scheduler.service import SchedulerUnavailable
 from tests.cluster.harness import small_spec
-from tests.launch.commands import Ended, check_refused, free_port, run, run_unread
+from tests.launch.commands import Ended, check_refused, run, run_unread
+from tests.servers import free_port
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STORE = "--set=storage.url=file:///unused"

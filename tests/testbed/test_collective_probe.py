@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.launch.commands import free_port
+from tests.servers import free_port
 
 pytestmark = pytest.mark.long
 
