@@ -6,7 +6,7 @@ from tests.cluster.oracle import expected_tokens, random_prompt
 
 
 async def check_a_second_turn_hits(spec: ClusterSpec) -> tuple[int, int]:
-    """It agrees, and hits all full blocks of the first; returns the bytes that were read, and those of the hit blocks."""
+    """It agrees, and hits all full blocks of the first; returns the bytes that were read, and those of hit blocks."""
     async with running(spec) as cluster:
         prompt = random_prompt(45)
         first = await cluster.generate(prompt, 9)
