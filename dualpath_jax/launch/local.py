@@ -131,7 +131,8 @@ class LocalCluster:
                     self._nodes.append(NodeProcesses(node_id, flags, folder, count=count, place=self._place))
         for node in self._nodes:
             node.wait_ready(deadline_s=START_S)
-        self._stack.callback(Keeper([node for node in self._nodes if node.is_group]).close)
+        if groups := [node for node in self._nodes if node.is_group]:
+            self._stack.callback(Keeper(groups).close)
         self._client = self._stack.enter_context(Client(address))
         self._client.wait_ready(self.spec.prefill_nodes, self.spec.decode_nodes, deadline_s=START_S)
 
