@@ -12,10 +12,10 @@ from dualpath_jax.cluster.peers import CHANNEL_OPTIONS
 from dualpath_jax.engine.base import EngineGroup
 from dualpath_jax.engine.host_buffers import HostArena
 from dualpath_jax.transfer import TrafficManager, Transport, make_transport
+from dualpath_jax.transfer.endpoint import OWN_PORT
 from dualpath_storage import BlockStore, DramTier, KVLayout, StoreError, open_store
 
-# Without so_reuseport=0 a second process could take the same port and a share of the connections.
-SERVER_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0))
+SERVER_OPTIONS = (*CHANNEL_OPTIONS, OWN_PORT)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ from dualpath_jax.transfer import wire
 from dualpath_jax.transfer.base import Failure, Lane, TransferError
 from dualpath_jax.transfer.peer_stream import PeerStream
 
-# Without so_reuseport=0 a second process could take the same port and a share of the connections.
-SERVER_OPTIONS = (*wire.MESSAGE_OPTIONS, ("grpc.so_reuseport", 0))
+OWN_PORT = ("grpc.so_reuseport", 0)
+"""Of a server: without it a second process could take the same port and a share of the connections."""
+
+SERVER_OPTIONS = (*wire.MESSAGE_OPTIONS, OWN_PORT)
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Send = Callable[[bytes], Awaitable[None]]

@@ -13,6 +13,7 @@ from dualpath_jax.engine.group import group_pb2_grpc
 from dualpath_jax.engine.group.leader import RemoteEngines
 from dualpath_jax.engine.group.link import GroupLost, Link, LinkSettings
 from dualpath_jax.engine.group.messages import MESSAGE_OPTIONS, PROCESS
+from dualpath_jax.transfer.endpoint import OWN_PORT
 
 
 @final
@@ -35,8 +36,7 @@ class LeaderService(group_pb2_grpc.LeaderServicer):
         """Where `Follow` and `Carry` are listened for, in this order."""
 
     def _listen(self, host: str, dscp: int) -> str:
-        # Without so_reuseport=0 a second process could take the same port and a share of the connections.
-        options = (*MESSAGE_OPTIONS, ("grpc.so_reuseport", 0), ("grpc.dscp", dscp))
+        options = (*MESSAGE_OPTIONS, OWN_PORT, ("grpc.dscp", dscp))
         server = grpc.server(ThreadPoolExecutor(self._processes, thread_name_prefix="followers"), options=options)
         group_pb2_grpc.add_LeaderServicer_to_server(self, server)
         try:
