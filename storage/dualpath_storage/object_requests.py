@@ -4,6 +4,10 @@ TensorStore retries by itself what a moment may cure (no connection, a broken on
 504), up to 32 times over minutes and without a deadline, and its error comes only then. Here it is told to try again
 but once, at once, and what lies beyond is done here: exponential backoff with jitter until the deadline, the cause
 kept.
+
+A request is given up by dropping its future, which cancels it, and never by `Future.cancel`: that one holds Python's
+global lock while it waits for a callback which may be waiting for that lock, and then every thread of the process
+stands still (TensorStore 0.1.86).
 """
 
 import errno
@@ -63,7 +67,6 @@ def perform(start: Start[T], *, deadline_at: float, begun: tensorstore.Future[T]
         try:
             return future.result(timeout=max(0.0, deadline_at - time.monotonic()))
         except TimeoutError:
-            future.cancel()
             if cause:  # which is more than that the last attempt had no time left
                 raise RequestError(code, cause, attempts) from None
             raise TimeoutError("no answer from the object store by the deadline") from None
@@ -79,13 +82,7 @@ def perform(start: Start[T], *, deadline_at: float, begun: tensorstore.Future[T]
 def perform_all(starts: Sequence[Start[T]], *, deadline_at: float) -> list[T]:
     """What the requests give, in order; all are under way at once. Raises as `perform` does, for the first to fail."""
     begun = [start() for start in starts]
-    try:
-        return [
-            perform(start, deadline_at=deadline_at, begun=future) for start, future in zip(starts, begun, strict=True)
-        ]
-    finally:
-        for future in begun:
-            future.cancel()
+    return [perform(start, deadline_at=deadline_at, begun=future) for start, future in zip(starts, begun, strict=True)]
 
 
 def explained(error: Exception) -> tuple[str, str]:
