@@ -1,9 +1,9 @@
 """Prefill assignment (paper, Algorithm 1): who computes a prompt."""
 
+import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
-from dualpath_scheduler.policy.snapshot import EngineState, NodeState, Placement, WaitingRequest
+from dualpath_scheduler.policy.snapshot import NodeState, Placement, WaitingRequest
 
 
 def assign_prefill(waiting: Iterable[WaitingRequest], nodes: Sequence[NodeState]) -> list[Placement]:
@@ -18,21 +18,27 @@ def assign_prefill(waiting: Iterable[WaitingRequest], nodes: Sequence[NodeState]
     first node id, then to the first engine.
     """
     beta = {node.node_id: node.beta_tokens for node in nodes}
-    short = [engine for node in nodes if node.read_q_tokens <= node.alpha_tokens for engine in node.engines]
-    long = [engine for node in nodes if node.read_q_tokens > node.alpha_tokens for engine in node.engines]
-    placements = []
+    short = _least_loaded(node for node in nodes if node.read_q_tokens <= node.alpha_tokens)
+    long = _least_loaded(node for node in nodes if node.read_q_tokens > node.alpha_tokens)
+    placements: list[Placement] = []
+    if not short and not long:
+        return placements
     for request in waiting:
-        for category in (short, long):
-            ready = [engine for engine in category if engine.tok <= beta[engine.node]]
-            if ready:
-                break
-        else:
+        category = short or long
+        if not category:
             break
-        chosen = min(ready, key=_load)
-        category[category.index(chosen)] = replace(chosen, seq=chosen.seq + 1, tok=chosen.tok + request.tokens)
-        placements.append(Placement(request.id, chosen.node, chosen.engine))
+        tok, node, engine = category[0]
+        tok += request.tokens
+        if tok <= beta[node]:
+            heapq.heapreplace(category, (tok, node, engine))
+        else:
+            heapq.heappop(category)
+        placements.append(Placement(request.id, node, engine))
     return placements
 
 
-def _load(engine: EngineState) -> tuple[int, str, int]:
-    return engine.tok, engine.node, engine.engine
+def _least_loaded(nodes: Iterable[NodeState]) -> list[tuple[int, str, int]]:
+    """A heap of the engines that are not overloaded, as (tok, node, engine)."""
+    found = [(e.tok, e.node, e.engine) for node in nodes for e in node.engines if e.tok <= node.beta_tokens]
+    heapq.heapify(found)
+    return found

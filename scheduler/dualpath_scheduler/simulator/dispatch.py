@@ -134,11 +134,11 @@ class Dispatcher:
 
 
 def _prompts(queue: Iterable[Request]) -> Iterator[WaitingRequest]:
-    return (request.waiting_for_prefill() for request in queue)
+    return (request.for_prefill for request in queue)
 
 
 def _rooms(queue: Iterable[Request]) -> Iterator[WaitingRequest]:
-    return (request.waiting_for_decode() for request in queue)
+    return (request.for_decode for request in queue)
 
 
 def _by_id(node: Node) -> str:

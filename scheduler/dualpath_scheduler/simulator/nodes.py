@@ -35,11 +35,19 @@ class Request:
     computed: int = 0
     is_read: bool = False
 
-    def waiting_for_prefill(self) -> WaitingRequest:
+    _for_decode: WaitingRequest | None = None
+
+    @property
+    def for_prefill(self) -> WaitingRequest:
+        """What the policies see of it while it waits for a prefill engine."""
         return WaitingRequest(str(self.index), self.prompt, self.hit, self.index)
 
-    def waiting_for_decode(self) -> WaitingRequest:
-        return WaitingRequest(str(self.index), self.room, self.hit, self.index)
+    @property
+    def for_decode(self) -> WaitingRequest:
+        """The same for a decode engine; made once, since a queue may be looked at many times."""
+        if self._for_decode is None:
+            self._for_decode = WaitingRequest(str(self.index), self.room, self.hit, self.index)
+        return self._for_decode
 
 
 Continuation = Callable[[float, Request], Iterable[Event]]
