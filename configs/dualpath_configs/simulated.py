@@ -70,9 +70,14 @@ class CalibrationSpec(Spec):
     hbm_share: PositiveFloat = Field(default=0.9, le=1.0, description="Of `hbm_bytes`, for weights and KV.")
     snic_efficiency: PositiveFloat = Field(default=0.9, le=1.0)
     cnic_efficiency: PositiveFloat = Field(default=0.9, le=1.0)
-    prefill_layer_s: NonNegativeFloat = Field(default=3e-4, description="One layer of a batch: launches, collectives.")
-    decode_layer_s: NonNegativeFloat = Field(default=3e-4, description="One layer of a step: launches, collectives.")
-    turn_s: NonNegativeFloat = Field(default=0.02, description="A turn's way through client, router and scheduler.")
+    layer_s: NonNegativeFloat = Field(default=1e-4, description="One layer of a batch or step, whatever it holds.")
+    exchange_s: NonNegativeFloat = Field(
+        default=5e-4, description="The same for tokens on their way to shared experts and back, beside what overlaps."
+    )
+    request_layer_s: NonNegativeFloat = Field(
+        default=5e-4, description="One request in one layer of a prefill batch, however few tokens are computed."
+    )
+    turn_s: NonNegativeFloat = Field(default=0.3, description="A turn's way through client, router and scheduler.")
 
 
 class SimulatedSpec(Spec):

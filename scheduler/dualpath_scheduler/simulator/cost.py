@@ -17,11 +17,13 @@ class Cost:
         self._attended_s = model.attention_flops_per_pair / prefill
         self._indexed_s = model.indexer_flops_per_pair / prefill
         self._ffn_s = model.ffn_flops_per_token / prefill
-        self._batch_s = model.layers * fitted.prefill_layer_s
+        exchange_s = fitted.exchange_s if model.experts_are_shared else 0.0
+        self._batch_s = model.layers * (fitted.layer_s + exchange_s)
+        self._request_s = model.layers * fitted.request_layer_s
 
         decode = hardware.flops_per_s * fitted.decode_flops_efficiency
         memory = hardware.hbm_bytes_per_s * fitted.hbm_efficiency
-        self._step_s = model.layers * fitted.decode_layer_s
+        self._step_s = model.layers * (fitted.layer_s + exchange_s)
         self._step_weights_s = model.decode_weights_bytes / memory
         self._request_compute_s = (model.projection_flops_per_token + model.ffn_flops_per_token) / decode
         self._attended_compute_s = model.attention_flops_per_pair / decode
@@ -33,7 +35,7 @@ class Cost:
         """Attention of `new` tokens on `cached` ones and on each other, in all layers, projections included."""
         around = cached + 0.5 * new
         attended = around if self._sparse is None or around < self._sparse else self._sparse
-        return new * (self._projection_s + attended * self._attended_s + around * self._indexed_s)
+        return self._request_s + new * (self._projection_s + attended * self._attended_s + around * self._indexed_s)
 
     def batch_s(self, attention_s: float, tokens: float) -> float:
         """A prefill batch: the attention of its slowest engine, then feed-forward networks of `tokens` an engine."""
