@@ -77,6 +77,9 @@ class CalibrationSpec(Spec):
     request_layer_s: NonNegativeFloat = Field(
         default=5e-4, description="One request in one layer of a prefill batch, however few tokens are computed."
     )
+    block_copy_s: NonNegativeFloat = Field(
+        default=0.0, description="Without layerwise prefill: copying a Layer Block to a device, whatever its size."
+    )
     turn_s: NonNegativeFloat = Field(default=0.3, description="A turn's way through client, router and scheduler.")
 
 
@@ -92,11 +95,6 @@ class SimulatedSpec(Spec):
     block_tokens: PositiveInt = 64
     batch_tokens: PositiveInt = Field(default=16_384, description="Most new tokens of one engine's prefill batch.")
     decode_slots: PositiveInt = Field(default=1024, description="Requests that one engine decodes at a time.")
-    reads_ahead: bool = Field(
-        default=False,
-        description="Without layerwise prefill: whether an engine reads for its next batch while it computes one. "
-        "With it, it always does.",
-    )
     scheduling: SchedulingSpec = SchedulingSpec()
     mode: ModeSpec = ModeSpec()
     read_plan: str = Field(default="", description="Name of a read-plan policy; empty: the mode's own.")

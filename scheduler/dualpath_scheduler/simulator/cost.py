@@ -19,6 +19,7 @@ class Cost:
         self._ffn_s = model.ffn_flops_per_token / prefill
         exchange_s = fitted.exchange_s if model.experts_are_shared else 0.0
         self._batch_s = model.layers * (fitted.layer_s + exchange_s)
+        self._copy_s = model.layers * fitted.block_copy_s / spec.block_tokens
         self._request_s = model.layers * fitted.request_layer_s
 
         decode = hardware.flops_per_s * fitted.decode_flops_efficiency
@@ -40,6 +41,10 @@ class Cost:
     def batch_s(self, attention_s: float, tokens: float) -> float:
         """A prefill batch: the attention of its slowest engine, then feed-forward networks of `tokens` an engine."""
         return attention_s + tokens * self._ffn_s + self._batch_s
+
+    def copying_s(self, tokens: int) -> float:
+        """Calls for a prefix of so many tokens that is copied before prefill, a Layer Block each."""
+        return tokens * self._copy_s
 
     def attended(self, context: float) -> float:
         """Tokens of KV that one new token reads."""

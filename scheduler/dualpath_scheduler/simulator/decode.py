@@ -33,8 +33,7 @@ class DecodeUnit:
         self._requests = [0] * len(engines)
         self._context = [0.0] * len(engines)
         self._attended = [0.0] * len(engines)
-        self.steps = 0.0
-        self.busy_s = 0.0
+        self.decoded_tokens = 0
 
     def join(self, now: float, request: Request) -> Iterable[Event]:
         """The prompt's KV is there and its first token is out; the others are to come."""
@@ -79,6 +78,7 @@ class DecodeUnit:
         while leaving and leaving[0][0] <= clock:
             left_at, _, request = heapq.heappop(leaving)
             self._count(request, left_at - (request.generate - 1), -1)
+            self.decoded_tokens += request.generate - 1
             events.extend(self._leave(now, request))
         # Who left may have made room for others that joined at once, which has set the next event.
         if leaving and version == self._version:

@@ -33,7 +33,6 @@ class Request:
     prefill_side: int = 0
     decode_side: int = 0
     computed: int = 0
-    is_read: bool = False
 
     _for_decode: WaitingRequest | None = None
 

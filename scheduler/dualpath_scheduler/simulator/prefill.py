@@ -1,5 +1,6 @@
 """Prefill engines that step together: a batch at a time, as long as its slowest part takes."""
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class PrefillUnit:
 
     A batch holds, of each engine, what `pack_prefill` lets into the compute quota. Layerwise, the KV of the next layer
     moves while one is computed: the batch takes as long as the longer of the two, and its first layer's load comes on
-    top. Otherwise everything is loaded first; and unless the spec `reads_ahead`, it is read only then.
+    top. Otherwise everything is loaded first.
     """
 
     def __init__(self, engines: range, spec: SimulatedSpec, cost: Cost, traffic: Traffic, ended: Ended) -> None:
@@ -55,10 +56,11 @@ class PrefillUnit:
         self._ended = ended
         self._ready: list[deque[Request]] = [deque() for _ in engines]
         self._busy = False
-        self.batches = 0
+        self.computed_tokens = self.reloaded_tokens = 0
         self.busy_s = 0.0
-        self.attention_s = [0.0] * len(engines)
-        self.slowest_attention_s = 0.0
+        self.attention_s = array("d")
+        self.slowest_attention_s = array("d")
+        self.batch_start_s = array("d")
 
     def add(self, now: float, request: Request) -> Iterable[Event]:
         """The request's turn comes when those before it on its engine have been computed."""
@@ -66,50 +68,46 @@ class PrefillUnit:
         return () if self._busy else self._start(now)
 
     def _start(self, now: float) -> Iterable[Event]:
-        chunks, slowest_s, tokens = self._pack()
+        chunks, attention_s, tokens = self._pack()
         self._busy = bool(chunks)
         if not chunks:
             return ()
-        begin = self._read(now, chunks)
+        slowest_s = max(attention_s)
+        self.batch_start_s.append(now)
+        self.attention_s.append(sum(attention_s))
+        self.slowest_attention_s.append(slowest_s)
         compute_s = self._cost.batch_s(slowest_s, tokens / len(self._ready))
-        loaded = begin if self._traffic is None else max([self._traffic.load(begin, c.request) for c in chunks])
+        loaded = now if self._traffic is None else max([self._traffic.load(now, chunk.request) for chunk in chunks])
         if self._layerwise:
-            self._send_back(begin, chunks)
-            end = max(begin + compute_s, loaded) + (loaded - begin) / self._layers
+            self._send_back(now, chunks)
+            end = max(now + compute_s, loaded) + (loaded - now) / self._layers
         else:
-            end = loaded + compute_s
-        self.batches += 1
+            end = max(loaded, now + self._copying_s(chunks)) + compute_s
         self.busy_s += compute_s
         return ((end, self._end, chunks),)
 
-    def _pack(self) -> tuple[list[Chunk], float, int]:
-        """The next batch, the attention time of its slowest engine, and its tokens."""
+    def _copying_s(self, chunks: list[Chunk]) -> float:
+        """What the copies of the engine with the most of them cost, whatever their bytes."""
+        tokens = [0] * len(self._ready)
+        for chunk in chunks:
+            tokens[chunk.request.prefill_engine - self._first] += chunk.request.computed
+        return self._cost.copying_s(max(tokens))
+
+    def _pack(self) -> tuple[list[Chunk], list[float], int]:
+        """The next batch, the attention time of each engine, and the batch's tokens."""
         chunks: list[Chunk] = []
-        slowest_s, tokens = 0.0, 0
-        attention = self._cost.attention_s
+        attention_s, tokens = [0.0] * len(self._ready), 0
+        seconds = self._cost.attention_s
         for at, ready in enumerate(self._ready):
             if not ready:
                 continue
-            engine_s = 0.0
-            sizes = pack_prefill(((r.computed, r.prompt - r.computed) for r in ready), attention, self._limits)
+            sizes = pack_prefill(((r.computed, r.prompt - r.computed) for r in ready), seconds, self._limits)
             for request, size in zip(ready, sizes, strict=False):
                 chunks.append(Chunk(request, size))
-                engine_s += attention(request.computed, size)
+                self.reloaded_tokens += request.computed if request.computed > request.hit else 0
+                attention_s[at] += seconds(request.computed, size)
                 tokens += size
-            self.attention_s[at] += engine_s
-            slowest_s = max(slowest_s, engine_s)
-        self.slowest_attention_s += slowest_s
-        return chunks, slowest_s, tokens
-
-    def _read(self, now: float, chunks: list[Chunk]) -> float:
-        """When all of the batch is in memory; reads what nobody has read yet."""
-        through = now
-        for chunk in chunks:
-            if not chunk.request.is_read:
-                assert self._traffic is not None
-                chunk.request.is_read = True
-                through = max(through, self._traffic.read(now, chunk.request))
-        return through
+        return chunks, attention_s, tokens
 
     def _send_back(self, now: float, chunks: list[Chunk]) -> None:
         if self._traffic is None:
@@ -127,6 +125,7 @@ class PrefillUnit:
         for chunk in chunks:
             request = chunk.request
             request.computed += chunk.tokens
+            self.computed_tokens += chunk.tokens
             if request.computed == request.prompt:
                 self._ready[request.prefill_engine - self._first].popleft()
                 finished.append(chunk)

@@ -6,6 +6,7 @@ from typing import final
 import numpy as np
 
 from dualpath_configs import SimulatedSpec
+from dualpath_scheduler.simulator.accounting import check_conservation
 from dualpath_scheduler.simulator.cost import Cost
 from dualpath_scheduler.simulator.decode import DecodeUnit
 from dualpath_scheduler.simulator.dispatch import Dispatcher
@@ -43,16 +44,16 @@ class Simulation:
             for node in self.decode:
                 node.decode_units.append(DecodeUnit(engines, cost, self._leave))
         self._dispatcher = Dispatcher(spec, self.prefill, self.decode)
-        self._reads_at_once = spec.mode.layerwise or spec.reads_ahead
         self._next_turn = workload.first[:-1].copy()
         self._views = [memoryview(array) for array in (self._prompts, self._hits, workload.generate_tokens)]
         self._number = {node: index for nodes in (self.prefill, self.decode) for index, node in enumerate(nodes)}
         self._freed: dict[Node, None] = {}
 
     def run(self) -> None:
-        """Replays the workload to its end."""
+        """Replays the workload to its end. Raises ConservationError where something was lost on the way."""
         arrivals = self.workload.arrival_s
         run_events([(float(arrivals[s]), self._arrive, s) for s in range(self.workload.sessions)])
+        check_conservation(self)
 
     def _prefill_tokens_per_s(self, cost: Cost) -> float:
         """What an engine gets through of the workload's mean request, cached tokens counted (β is profiled so)."""
@@ -88,7 +89,7 @@ class Simulation:
 
     def _begin(self, now: float, request: Request) -> Iterable[Event]:
         if self.spec.mode.free_transfers:
-            return self._read(now, request)
+            return self._has_buffers(now, request)
         return request.decode.buffer.take(now, request.prompt, self._has_decode_buffer, request)
 
     def _has_decode_buffer(self, now: float, request: Request) -> Iterable[Event]:
@@ -97,13 +98,12 @@ class Simulation:
     def _has_buffers(self, now: float, request: Request) -> Iterable[Event]:
         request.prefill.read_waiting_tokens -= request.prefill_side
         request.decode.read_waiting_tokens -= request.decode_side
-        if not self._reads_at_once:
-            return self._unit(request).add(now, request)
         self.log.read_start_s[request.index] = now
+        if self.spec.mode.free_transfers:
+            return self._read(now, request)
         return ((self.traffic.read(now, request), self._read, request),)
 
     def _read(self, now: float, request: Request) -> Iterable[Event]:
-        request.is_read = True
         self.log.read_end_s[request.index] = now
         return self._unit(request).add(now, request)
 

@@ -14,7 +14,7 @@
 
 from typing import final
 
-from dualpath_scheduler.simulator.nodes import Node, Request
+from dualpath_scheduler.simulator.nodes import Request
 
 HOPS = (
     "storage_to_prefill",
@@ -35,7 +35,6 @@ class Traffic:
     def __init__(self, token_bytes: int) -> None:
         self._token_bytes = token_bytes
         self.bytes = dict.fromkeys(HOPS, 0)
-        self.snic_samples: list[tuple[float, Node, int]] = []
 
     def read(self, now: float, request: Request) -> float:
         """Storage to DRAM on both sides, each its share; returns when the later is through."""
