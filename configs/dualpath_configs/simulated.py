@@ -1,8 +1,16 @@
-"""The shape of a cluster that is simulated: what its nodes can do, what a model asks of them, and a few efficiencies."""
+"""The shape of a simulated cluster: what its nodes can do, what a model asks of them, and a few efficiencies."""
 
 from typing import Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from dualpath_configs.base import Spec
 from dualpath_configs.cluster import MODES, ModeSpec, SchedulingSpec
@@ -62,25 +70,29 @@ class HardwareSpec(Spec):
 
 
 class CalibrationSpec(Spec):
-    """The few constants that are fitted: what share of the best is reached, and what things cost whatever their size."""
+    """The few constants that are fitted: what share of the best is reached, and what things cost whatever their size.
+
+    The defaults are those of `docs/simulator.md`, where the fit and its residuals stand.
+    """
 
     prefill_efficiency: PositiveFloat = Field(default=0.4, le=1.0, description="Of `flops_per_s`, in prefill.")
-    decode_flops_efficiency: PositiveFloat = Field(default=0.4, le=1.0, description="Of `flops_per_s`, in decode.")
+    decode_efficiency: PositiveFloat = Field(default=0.4, le=1.0, description="Of `flops_per_s`, in decode.")
     hbm_efficiency: PositiveFloat = Field(default=0.8, le=1.0, description="Of `hbm_bytes_per_s`, in decode.")
     hbm_share: PositiveFloat = Field(default=0.9, le=1.0, description="Of `hbm_bytes`, for weights and KV.")
-    snic_efficiency: PositiveFloat = Field(default=0.9, le=1.0)
-    cnic_efficiency: PositiveFloat = Field(default=0.9, le=1.0)
-    layer_s: NonNegativeFloat = Field(default=1e-4, description="One layer of a batch or step, whatever it holds.")
+    snic_efficiency: PositiveFloat = Field(default=0.9, le=1.0, description="Of `snic_bytes_per_s`.")
+    cnic_efficiency: PositiveFloat = Field(default=0.9, le=1.0, description="Of `cnic_bytes_per_s`.")
+    read_bytes_per_s: PositiveFloat = Field(default=10e9, description="What one request alone reads from storage.")
+    layer_s: NonNegativeFloat = Field(default=2e-4, description="One layer of a batch or step, whatever it holds.")
     exchange_s: NonNegativeFloat = Field(
-        default=5e-4, description="The same for tokens on their way to shared experts and back, beside what overlaps."
+        default=3.5e-4, description="In one layer: tokens' way to shared experts and back, beside what overlaps."
     )
     request_layer_s: NonNegativeFloat = Field(
-        default=5e-4, description="One request in one layer of a prefill batch, however few tokens are computed."
+        default=5.5e-4, description="One request in one layer of a prefill batch, however few tokens are computed."
     )
     block_copy_s: NonNegativeFloat = Field(
-        default=0.0, description="Without layerwise prefill: copying a Layer Block to a device, whatever its size."
+        default=4e-6, description="Without layerwise prefill: copying a Layer Block to a device, whatever its size."
     )
-    turn_s: NonNegativeFloat = Field(default=0.3, description="A turn's way through client, router and scheduler.")
+    turn_s: NonNegativeFloat = Field(default=0.4, description="A turn's way through client, router and scheduler.")
 
 
 class SimulatedSpec(Spec):

@@ -1,5 +1,6 @@
 """What must come out even at the end of a run: requests, tokens, and the bytes of every hop and every card."""
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, final
 
@@ -33,7 +34,7 @@ def _requests(run: "Simulation") -> Iterator[Balance]:
     yield "requests that arrived", int(np.isfinite(times["arrival_s"]).sum()), count
     yield "requests that ended", int(np.isfinite(times["end_s"]).sum()), count
     reached = [times[name] for name in ("arrival_s", "assigned_s", "read_end_s", "first_token_s", "end_s")]
-    for earlier, later in zip(reached, reached[1:], strict=False):
+    for earlier, later in itertools.pairwise(reached):
         yield "requests whose times are in order", int((earlier <= later).sum()), count
     starts, ends = times["arrival_s"][1:], times["end_s"][:-1]
     inside = np.ones(count - 1, bool)

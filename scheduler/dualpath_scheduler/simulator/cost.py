@@ -22,7 +22,7 @@ class Cost:
         self._copy_s = model.layers * fitted.block_copy_s / spec.block_tokens
         self._request_s = model.layers * fitted.request_layer_s
 
-        decode = hardware.flops_per_s * fitted.decode_flops_efficiency
+        decode = hardware.flops_per_s * fitted.decode_efficiency
         memory = hardware.hbm_bytes_per_s * fitted.hbm_efficiency
         self._step_s = model.layers * (fitted.layer_s + exchange_s)
         self._step_weights_s = model.decode_weights_bytes / memory
@@ -54,8 +54,6 @@ class Cost:
         """One decode step of an engine: `context` tokens of its `requests`, of which `attended` are read."""
         memory = self._step_weights_s + attended * self._attended_memory_s + context * self._context_memory_s
         compute = (
-            requests * self._request_compute_s
-            + attended * self._attended_compute_s
-            + context * self._context_compute_s
+            requests * self._request_compute_s + attended * self._attended_compute_s + context * self._context_compute_s
         )
         return self._step_s + (memory if memory > compute else compute)

@@ -1,6 +1,6 @@
 """What a simulation notes of each request, as arrays."""
 
-from typing import Final, final
+from typing import Final, cast, final
 
 import numpy as np
 
@@ -26,11 +26,13 @@ class RequestLog:
     def __init__(self, requests: int) -> None:
         self.times = {name: np.full(requests, np.nan) for name in TIMES}
         self.counts = {name: np.zeros(requests, np.int32) for name in COUNTS}
-        self.arrival_s, self.assigned_s, self.read_start_s, self.read_end_s = self._views(TIMES[:4])
-        self.prefill_start_s, self.first_token_s, self.end_s = self._views(TIMES[4:])
-        self.prefill_side_tokens = memoryview(self.counts["prefill_side_tokens"])
-        self.prefill_node, self.prefill_engine = (memoryview(self.counts[n]) for n in COUNTS[1:3])
-        self.decode_node, self.decode_engine = (memoryview(self.counts[n]) for n in COUNTS[3:])
+        self.arrival_s, self.assigned_s, self.read_start_s, self.read_end_s = map(self._time, TIMES[:4])
+        self.prefill_start_s, self.first_token_s, self.end_s = map(self._time, TIMES[4:])
+        self.prefill_side_tokens, self.prefill_node, self.prefill_engine = map(self._count, COUNTS[:3])
+        self.decode_node, self.decode_engine = map(self._count, COUNTS[3:])
 
-    def _views(self, names: tuple[str, ...]) -> list[memoryview]:
-        return [memoryview(self.times[name]) for name in names]
+    def _time(self, name: str) -> "memoryview[float]":
+        return cast("memoryview[float]", self.times[name].data)
+
+    def _count(self, name: str) -> "memoryview[int]":
+        return self.counts[name].data

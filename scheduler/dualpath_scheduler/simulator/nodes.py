@@ -1,5 +1,6 @@
 """Nodes of a simulated cluster, and the requests that they work on."""
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -99,6 +100,7 @@ class Node:
         self.cnic_write = [Link(cnic) for _ in range(engines)]
         self.buffer = Buffer(spec.buffer_tokens)
         self.read_waiting_tokens = 0
+        self.read_end_s, self.read_bytes = array("d"), array("q")
         self.queue: deque[Request] = deque()
         self.queued_tokens = 0
         self.prefill_units: list[PrefillUnit] = []
@@ -111,9 +113,7 @@ class Node:
     def change(self, engine: int, seq: int, tok: int, room: int = 0) -> None:
         """An engine has so many requests and tokens more, and so much room less."""
         was = self._engines[engine]
-        self._engines[engine] = EngineState(
-            was.node, engine, was.seq + seq, was.tok + tok, was.free_tokens - room
-        )
+        self._engines[engine] = EngineState(was.node, engine, was.seq + seq, was.tok + tok, was.free_tokens - room)
 
     @property
     def takes_prefill(self) -> bool:
@@ -124,6 +124,13 @@ class Node:
     @property
     def is_idle(self) -> bool:
         return not self.queue and all(engine.seq == engine.tok == 0 for engine in self._engines)
+
+    def read(self, now: float, count_bytes: int) -> float:
+        """Reads from storage; returns when that is through."""
+        end_s = self.snic.send(now, count_bytes)
+        self.read_end_s.append(end_s)
+        self.read_bytes.append(count_bytes)
+        return end_s
 
     def read_q_tokens(self, now: float) -> int:
         return self.read_waiting_tokens + int(self.snic.waiting_bytes(now) / self._token_bytes)

@@ -1,5 +1,6 @@
 """Prefill engines that step together: a batch at a time, as long as its slowest part takes."""
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -31,10 +32,11 @@ Ended = Callable[[float, list[Chunk]], Iterable[Event]]
 
 
 def prefill_limits(spec: SimulatedSpec) -> PrefillLimits:
-    """What one engine takes in one batch: the quota, and the prefixes that device memory holds."""
+    """What one engine takes in one batch: the quota, where there is scheduling, and what device memory holds."""
+    quota_s = spec.scheduling.compute_quota_s if spec.mode.scheduling else math.inf
     layers = spec.model.layers / _PREFIX_LAYERS if spec.mode.layerwise else 1.0
     prefix_tokens = int(spec.prefill_kv_bytes * layers / spec.model.kv_bytes_per_token)
-    return PrefillLimits(spec.scheduling.compute_quota_s, spec.batch_tokens, prefix_tokens, spec.block_tokens)
+    return PrefillLimits(quota_s, spec.batch_tokens, prefix_tokens, spec.block_tokens)
 
 
 @final
@@ -57,6 +59,7 @@ class PrefillUnit:
         self._ready: list[deque[Request]] = [deque() for _ in engines]
         self._busy = False
         self.computed_tokens = self.reloaded_tokens = 0
+        self.engines = len(engines)
         self.busy_s = 0.0
         self.attention_s = array("d")
         self.slowest_attention_s = array("d")

@@ -1,6 +1,6 @@
 """One simulated run: the life of its requests, from event to event."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import final
 
 import numpy as np
@@ -17,6 +17,8 @@ from dualpath_scheduler.simulator.prefill import Chunk, PrefillUnit
 from dualpath_scheduler.simulator.traffic import Traffic
 from dualpath_scheduler.simulator.workload import Workload
 
+_PROGRESS_REQUESTS = 1000
+
 
 @final
 class Simulation:
@@ -25,7 +27,7 @@ class Simulation:
     def __init__(self, spec: SimulatedSpec, workload: Workload) -> None:
         self.spec, self.workload = spec, workload
         self.log = RequestLog(workload.requests)
-        self.traffic = Traffic(spec.model.kv_bytes_per_token)
+        self.traffic = Traffic(spec.model.kv_bytes_per_token, spec.calibration.read_bytes_per_s)
         self._prompts = workload.prompt_tokens()
         self._hits = workload.hit_tokens(spec.block_tokens)
         cost = Cost(spec)
@@ -45,15 +47,26 @@ class Simulation:
                 node.decode_units.append(DecodeUnit(engines, cost, self._leave))
         self._dispatcher = Dispatcher(spec, self.prefill, self.decode)
         self._next_turn = workload.first[:-1].copy()
-        self._views = [memoryview(array) for array in (self._prompts, self._hits, workload.generate_tokens)]
+        self._views = [array.data for array in (self._prompts, self._hits, workload.generate_tokens)]
         self._number = {node: index for nodes in (self.prefill, self.decode) for index, node in enumerate(nodes)}
         self._freed: dict[Node, None] = {}
+        self._ended = 0
+        self._progress: Callable[[int], object] = lambda requests: None
 
-    def run(self) -> None:
-        """Replays the workload to its end. Raises ConservationError where something was lost on the way."""
+    def run(self, progress: Callable[[int], object] = lambda requests: None) -> None:
+        """Replays the workload to its end; `progress` hears now and then how many more requests have ended.
+
+        Raises ConservationError where something was lost on the way.
+        """
+        self._progress = progress
         arrivals = self.workload.arrival_s
         run_events([(float(arrivals[s]), self._arrive, s) for s in range(self.workload.sessions)])
         check_conservation(self)
+
+    @property
+    def completion_s(self) -> float:
+        """When the last request ended."""
+        return float(np.max(self.log.times["end_s"]))
 
     def _prefill_tokens_per_s(self, cost: Cost) -> float:
         """What an engine gets through of the workload's mean request, cached tokens counted (β is profiled so)."""
@@ -142,6 +155,9 @@ class Simulation:
 
     def _leave(self, now: float, request: Request) -> Iterable[Event]:
         self.log.end_s[request.index] = now
+        self._ended += 1
+        if self._ended % _PROGRESS_REQUESTS == 0:
+            self._progress(_PROGRESS_REQUESTS)
         self._dispatcher.left(request)
         self._freed.setdefault(request.decode)
         if not self.spec.mode.free_transfers:

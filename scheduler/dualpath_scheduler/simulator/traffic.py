@@ -32,20 +32,24 @@ HOPS = (
 class Traffic:
     """Sends KV along its hops and counts it; `bytes` has the total of each hop."""
 
-    def __init__(self, token_bytes: int) -> None:
+    def __init__(self, token_bytes: int, read_bytes_per_s: float) -> None:
         self._token_bytes = token_bytes
+        self._read_bytes_per_s = read_bytes_per_s
         self.bytes = dict.fromkeys(HOPS, 0)
 
     def read(self, now: float, request: Request) -> float:
-        """Storage to DRAM on both sides, each its share; returns when the later is through."""
+        """Storage to DRAM on both sides, each its share; returns when the later is through.
+
+        A request alone does not fill a card: it has no more than so many reads under way.
+        """
         through = now
         if request.prefill_side:
             count = request.prefill_side * self._token_bytes
-            through = request.prefill.snic.send(now, count)
+            through = max(request.prefill.read(now, count), now + count / self._read_bytes_per_s)
             self.bytes["storage_to_prefill"] += count
         if request.decode_side:
             count = request.decode_side * self._token_bytes
-            through = max(through, request.decode.snic.send(now, count))
+            through = max(through, request.decode.read(now, count), now + count / self._read_bytes_per_s)
             self.bytes["storage_to_decode"] += count
         return through
 
