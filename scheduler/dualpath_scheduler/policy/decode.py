@@ -15,7 +15,7 @@ def drain_to_groups(waiting: Iterable[WaitingRequest], nodes: Sequence[NodeState
     Each request, in order of arrival, goes to the group with the least tokens in all: those of its engines and those
     queued in it. Ties go to the first node id. Without groups nothing moves.
     """
-    totals = [(sum([e.tok for e in node.engines]) + node.queued_tokens, node.node_id) for node in nodes]
+    totals = [(node.tok + node.queued_tokens, node.node_id) for node in nodes]
     if not totals:
         return []
     heapq.heapify(totals)
@@ -43,7 +43,7 @@ def assign_decode(queue: Iterable[WaitingRequest], node: NodeState) -> list[Plac
     seq, tok = [engine.seq for engine in engines], [engine.tok for engine in engines]
     free = [engine.free_tokens for engine in engines]
     # `tok + len ≤ Z` in whole numbers.
-    z = _SLACK_NUMERATOR * (sum([r.tokens for r in run]) + sum(tok)) // (_SLACK_DENOMINATOR * len(engines))
+    z = _SLACK_NUMERATOR * (sum([r.tokens for r in run]) + node.tok) // (_SLACK_DENOMINATOR * len(engines))
     placements = []
     for request in run:
         tokens = request.tokens

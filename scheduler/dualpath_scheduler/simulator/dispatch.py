@@ -1,7 +1,7 @@
 """Runs the policies of the scheduler's service on the queues of a simulation."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import final
 
 from dualpath_configs import SimulatedSpec
@@ -68,20 +68,17 @@ class Dispatcher:
             self._take_prefill(policy.assign_prefill(_prompts(self._for_prefill), groups))
         fetching = dict.fromkeys(decode)
         if self._for_decode:
-            groups = [node.snapshot(now) for node in self._decode]
+            groups = [node.last_snapshot(now) for node in self._decode]
             for _, node_id in policy.drain_to_groups(_rooms(self._for_decode), groups):
                 node, request = self._by_id[node_id], self._for_decode.popleft()
                 if not node.queue:
                     fetching.setdefault(node)
-                node.queue.append(request)
-                node.queued_tokens += request.room
+                node.enqueue(request)
         assigned: list[Request] = []
         for node in fetching:
             if node.queue:
                 placements = policy.assign_decode(_rooms(node.queue), node.snapshot(now))
-                taken = self._take_decode(placements, node.queue)
-                node.queued_tokens -= sum(request.room for request in taken)
-                assigned.extend(taken)
+                assigned.extend(self._take_decode(placements, node.dequeue))
         return assigned
 
     def _place_in_turn(self, now: float) -> list[Request]:
@@ -97,7 +94,7 @@ class Dispatcher:
         placements, self._turns["decode"] = policy.assign_in_turn(
             _rooms(self._for_decode), groups, self._turns["decode"], needs_room=True
         )
-        return self._take_decode(placements, self._for_decode)
+        return self._take_decode(placements, self._for_decode.popleft)
 
     def _take_prefill(self, placements: list[Placement]) -> None:
         for placement in placements:
@@ -108,10 +105,10 @@ class Dispatcher:
         for node in [node for node in self._fetching if not node.takes_prefill]:
             del self._fetching[node]
 
-    def _take_decode(self, placements: list[Placement], queue: deque[Request]) -> list[Request]:
+    def _take_decode(self, placements: list[Placement], take: Callable[[], Request]) -> list[Request]:
         taken = []
         for placement in placements:
-            request, node = queue.popleft(), self._by_id[placement.node]
+            request, node = take(), self._by_id[placement.node]
             request.decode, request.decode_engine = node, placement.engine
             node.change(placement.engine, 1, request.room, request.room)
             taken.append(request)

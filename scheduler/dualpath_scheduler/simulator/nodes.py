@@ -108,12 +108,14 @@ class Node:
         self._token_bytes = spec.model.kv_bytes_per_token
         self._alpha_tokens = spec.scheduling.alpha_s * self.snic.rate / self._token_bytes
         self._beta_tokens = float(spec.scheduling.beta_tokens or spec.scheduling.beta_s * tokens_per_s)
+        self._reported: NodeState | None = None
         self._engines = [EngineState(node_id, engine, 0, 0, decode_tokens) for engine in range(engines)]
 
     def change(self, engine: int, seq: int, tok: int, room: int = 0) -> None:
         """An engine has so many requests and tokens more, and so much room less."""
         was = self._engines[engine]
         self._engines[engine] = EngineState(was.node, engine, was.seq + seq, was.tok + tok, was.free_tokens - room)
+        self._reported = None
 
     @property
     def takes_prefill(self) -> bool:
@@ -137,7 +139,7 @@ class Node:
 
     def snapshot(self, now: float) -> NodeState:
         """What the policies see, as a group's fetch reports it."""
-        return NodeState(
+        self._reported = NodeState(
             node_id=self.node_id,
             read_q_tokens=self.read_q_tokens(now),
             engines=tuple(self._engines),
@@ -145,3 +147,21 @@ class Node:
             beta_tokens=self._beta_tokens,
             queued_tokens=self.queued_tokens,
         )
+        return self._reported
+
+    def last_snapshot(self, now: float) -> NodeState:
+        """What the group reported last: a new snapshot where its engines or its queue have changed since."""
+        return self._reported or self.snapshot(now)
+
+    def enqueue(self, request: Request) -> None:
+        """Phase 1 gave the request to this decode group."""
+        self.queue.append(request)
+        self.queued_tokens += request.room
+        self._reported = None
+
+    def dequeue(self) -> Request:
+        """Phase 2 found an engine for the head of the queue."""
+        request = self.queue.popleft()
+        self.queued_tokens -= request.room
+        self._reported = None
+        return request
