@@ -70,8 +70,8 @@ def snic_max_over_mean(run: Simulation, window_s: float) -> float | None:
     nodes = [*run.prefill, *(run.decode if run.spec.mode.dual_path else ())]
     edges = np.arange(0.0, run.completion_s + window_s, window_s)
     read = np.array([_binned(node, edges) for node in nodes])
-    some = read.sum(axis=0) > 0
-    return float((read.max(axis=0) / read.mean(axis=0))[some].mean()) if some.any() else None
+    read = read[:, read.sum(axis=0) > 0]
+    return float((read.max(axis=0) / read.mean(axis=0)).mean()) if read.size else None
 
 
 def attention_max_over_mean(run: Simulation, until_s: float) -> float:
