@@ -2,9 +2,9 @@
 
 Run as `python -m dualpath_scheduler.simulator.calibrate`.
 `--fit ROUNDS` searches from the presets' values, a constant at a time, over `FIT_POINTS` alone, and prints what it
-finds.
-`--check` (the default) runs all points, those that the fit never saw included, and prints the residuals; `--out FILE`
-writes them as CSV while they come. `--agents_at_most` leaves out the largest runs: all of them take an hour of a core.
+finds. Without it all points run, those that the fit never saw included; `--out FILE` has the residuals as CSV, while
+they come. `--ablation` runs the paper's ablation and prints it with the figures of balance. `--agents_at_most` leaves
+out the largest runs: all of them take an hour of a core.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TextIO, final
 
 from dualpath_configs import load_simulated
+from dualpath_scheduler.simulator.outcome import outcome_of
 from dualpath_scheduler.simulator.paper_points import PRESETS, Point, paper_points, simulate_point, speedups
 
 
@@ -49,6 +50,10 @@ FIT_POINTS = (
 )
 """Model, length and agents: of the 33 of `offline_jct.csv`, the seven that the fit looks at, in all three modes."""
 
+PAPER_ABLATION = {"basic": 0.0, "layerwise": 0.1721, "layerwise+dual": 0.3819, "dualpath": 0.4562}
+"""What the paper's ablation takes off the completion time of `basic` (DS 660B, 64K)."""
+ABLATION_AGENTS = 1024
+
 _STEP = 1.15
 
 
@@ -57,9 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fit", type=int, default=0, metavar="ROUNDS", help="search so many times over all constants")
     parser.add_argument("--agents_at_most", type=int, default=1 << 30)
     parser.add_argument("--out", type=Path, help="CSV of the residuals")
+    parser.add_argument("--ablation", action="store_true", help="the 660B model at 64K, one thing after the other")
     flags = parser.parse_args(arguments)
     if flags.fit:
         fit(flags.fit)
+        return 0
+    if flags.ablation:
+        ablation(min(flags.agents_at_most, ABLATION_AGENTS))
         return 0
     points = [point for point in paper_points() if point.agents <= flags.agents_at_most]
     if flags.out is None:
@@ -97,6 +106,19 @@ def loss(points: Iterable[Point], values: Mapping[str, float]) -> float:
     times = [math.log(found / point.jct_s) ** 2 for point, found in seconds.items() if point.jct_s]
     gains = [math.log(ours / theirs) ** 2 for _, ours, theirs in speedups(seconds)]
     return statistics.mean(times) + 2 * statistics.mean(gains)
+
+
+def ablation(agents: int) -> None:
+    """Prints what each step takes off `basic`'s completion time, and how even storage cards and attention are."""
+    basic_s: float | None = None
+    for mode, paper in PAPER_ABLATION.items():
+        found = outcome_of(simulate_point(Point("ds660b", "64K", agents, mode)))
+        basic_s = found.completion_s if basic_s is None else basic_s
+        print(
+            f"{mode}: {found.completion_s:.0f} s, {found.completion_s / basic_s - 1:+.1%} (paper {-paper:+.1%}), SNIC "
+            f"largest over mean {found.snic_max_over_mean:.2f}, attention {found.attention_max_over_mean:.2f}",
+            flush=True,
+        )
 
 
 def check(points: Iterable[Point], out: TextIO) -> None:
