@@ -138,6 +138,11 @@ class SimulatedSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.hardware.memory_bytes_per_s <= self.hardware.snic_bytes_per_s:
+            raise ValueError(
+                f"hardware.memory_bytes_per_s = {self.hardware.memory_bytes_per_s:g}: expected more than "
+                f"hardware.snic_bytes_per_s ({self.hardware.snic_bytes_per_s:g}), which passes memory"
+            )
         for name, value in (("prefill", self.prefill_kv_bytes), ("decode", float(self.decode_tokens))):
             if value <= 0:
                 weights = getattr(self.model, f"{name}_weights_bytes")

@@ -41,6 +41,7 @@ def test_the_ablation_adds_one_thing_at_a_time() -> None:
     [
         ({"mode": "fast"}, "mode = 'fast': expected one of basic, layerwise, layerwise+dual, dualpath, oracle"),
         ({"hardware.hbm_bytes": 9_000_000_000}, "hardware.hbm_bytes = 9000000000: expected room for"),
+        ({"hardware.memory_bytes_per_s": 5e9}, "expected more than hardware.snic_bytes_per_s"),
         ({"model.indexer_bytes_per_token": 40_000}, "expected less than kv_bytes_per_token"),
         ({"hardware.snic_bytes_per_second": 1}, "no such key; the closest valid key is hardware.snic_bytes_per_s"),
     ],

@@ -5,6 +5,7 @@ import pytest
 
 from dualpath_configs import SchedulingSpec
 from dualpath_scheduler.simulator.simulation import Simulation
+from dualpath_scheduler.workload import TraceError
 from tests.simulator.small import CALIBRATION, HARDWARE, MODEL, small_spec, workload
 
 NO_OVERLOAD = SchedulingSpec(beta_tokens=1_000_000)
@@ -128,6 +129,13 @@ def test_a_request_waits_for_room_in_device_memory():
     run = finished(small_spec(scheduling=NO_OVERLOAD), workload([(5000, 2)], [(5000, 2)]))
     first, second = times(run, "assigned_s")
     assert (first, second) == (0.0, times(run, "end_s")[0])
+
+
+def test_a_turn_that_fits_nowhere_is_refused():
+    with pytest.raises(
+        TraceError, match="by hand: a turn has 9001 tokens of prompt and generation: expected at most 8960"
+    ):
+        Simulation(small_spec(), workload([(9000, 1)]))
 
 
 def test_a_request_waits_for_its_buffer():

@@ -33,7 +33,9 @@ def _requests(run: "Simulation") -> Iterator[Balance]:
     times, count = run.log.times, run.workload.requests
     yield "requests that arrived", int(np.isfinite(times["arrival_s"]).sum()), count
     yield "requests that ended", int(np.isfinite(times["end_s"]).sum()), count
-    reached = [times[name] for name in ("arrival_s", "assigned_s", "read_end_s", "first_token_s", "end_s")]
+    reached = [
+        times[name] for name in ("arrival_s", "assigned_s", "read_end_s", "prefill_start_s", "first_token_s", "end_s")
+    ]
     for earlier, later in itertools.pairwise(reached):
         yield "requests whose times are in order", int((earlier <= later).sum()), count
     starts, ends = times["arrival_s"][1:], times["end_s"][:-1]

@@ -116,7 +116,7 @@ def ablation(agents: int) -> None:
         basic_s = found.completion_s if basic_s is None else basic_s
         print(
             f"{mode}: {found.completion_s:.0f} s, {found.completion_s / basic_s - 1:+.1%} (paper {-paper:+.1%}), SNIC "
-            f"largest over mean {found.snic_max_over_mean:.2f}, attention {found.attention_max_over_mean:.2f}",
+            f"largest over mean {found.snic_max_over_mean or 0:.2f}, attention {found.attention_max_over_mean or 0:.2f}",
             flush=True,
         )
 

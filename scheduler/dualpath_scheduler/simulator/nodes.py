@@ -34,6 +34,7 @@ class Request:
     prefill_side: int = 0
     decode_side: int = 0
     computed: int = 0
+    prefill_start_s: float = 0.0
 
     _for_decode: WaitingRequest | None = None
 

@@ -37,7 +37,7 @@ class Outcome:
     prefill_busy: float
     snic_max_over_mean: float | None
     """Bytes that the busiest storage card read over their mean, in windows of `BALANCE_WINDOW_S`, the windows' mean."""
-    attention_max_over_mean: float
+    attention_max_over_mean: float | None
     """Attention time of a batch's slowest engine over the mean of its engines, in the first 5 % of the run."""
 
 
@@ -74,15 +74,15 @@ def snic_max_over_mean(run: Simulation, window_s: float) -> float | None:
     return float((read.max(axis=0) / read.mean(axis=0)).mean()) if read.size else None
 
 
-def attention_max_over_mean(run: Simulation, until_s: float) -> float:
-    """Of the batches that began by then, weighted by their length; 1 is an even load."""
+def attention_max_over_mean(run: Simulation, until_s: float) -> float | None:
+    """Of the batches that began by then, weighted by their length; 1 is an even load. None: there were none."""
     slowest, mean = 0.0, 0.0
     for node in run.prefill:
         for unit in node.prefill_units:
             early = np.frombuffer(unit.batch_start_s) <= until_s
             slowest += float(np.frombuffer(unit.slowest_attention_s)[early].sum())
             mean += float(np.frombuffer(unit.attention_s)[early].sum()) / unit.engines
-    return slowest / mean
+    return slowest / mean if mean else None
 
 
 def run_record(run: Simulation, mode: str) -> RunRecord:

@@ -71,7 +71,7 @@ class PrefillUnit:
         return () if self._busy else self._start(now)
 
     def _start(self, now: float) -> Iterable[Event]:
-        chunks, attention_s, tokens = self._pack()
+        chunks, attention_s, tokens = self._pack(now)
         self._busy = bool(chunks)
         if not chunks:
             return ()
@@ -96,7 +96,7 @@ class PrefillUnit:
             tokens[chunk.request.prefill_engine - self._first] += chunk.request.computed
         return self._cost.copying_s(max(tokens))
 
-    def _pack(self) -> tuple[list[Chunk], list[float], int]:
+    def _pack(self, now: float) -> tuple[list[Chunk], list[float], int]:
         """The next batch, the attention time of each engine, and the batch's tokens."""
         chunks: list[Chunk] = []
         attention_s, tokens = [0.0] * len(self._ready), 0
@@ -107,7 +107,10 @@ class PrefillUnit:
             sizes = pack_prefill(((r.computed, r.prompt - r.computed) for r in ready), seconds, self._limits)
             for request, size in zip(ready, sizes, strict=False):
                 chunks.append(Chunk(request, size))
-                self.reloaded_tokens += request.computed if request.computed > request.hit else 0
+                if request.computed == request.hit:
+                    request.prefill_start_s = now
+                else:
+                    self.reloaded_tokens += request.computed
                 attention_s[at] += seconds(request.computed, size)
                 tokens += size
         return chunks, attention_s, tokens

@@ -13,9 +13,10 @@ from dualpath_scheduler.simulator.dispatch import Dispatcher
 from dualpath_scheduler.simulator.log import RequestLog
 from dualpath_scheduler.simulator.loop import Event, run_events
 from dualpath_scheduler.simulator.nodes import Node, Request
-from dualpath_scheduler.simulator.prefill import Chunk, PrefillUnit
+from dualpath_scheduler.simulator.prefill import Chunk, PrefillUnit, prefill_limits
 from dualpath_scheduler.simulator.traffic import Traffic
 from dualpath_scheduler.simulator.workload import Workload
+from dualpath_scheduler.workload import TraceError
 
 _PROGRESS_REQUESTS = 1000
 
@@ -30,6 +31,7 @@ class Simulation:
         self.traffic = Traffic(spec.model.kv_bytes_per_token, spec.calibration.read_bytes_per_s)
         self._prompts = workload.prompt_tokens()
         self._hits = workload.hit_tokens(spec.block_tokens)
+        self._check_sizes()
         cost = Cost(spec)
         tokens_per_s = self._prefill_tokens_per_s(cost)
         self.prefill = [
@@ -67,6 +69,18 @@ class Simulation:
     def completion_s(self) -> float:
         """When the last request ended."""
         return float(np.max(self.log.times["end_s"]))
+
+    def _check_sizes(self) -> None:
+        """Raises TraceError for a turn that no engine could ever take."""
+        for what, tokens, most in (
+            ("prompt and generation", self._prompts + self.workload.generate_tokens, self.spec.decode_tokens),
+            ("prompt", self._prompts, prefill_limits(self.spec).prefix_tokens),
+        ):
+            if tokens.max() > most:
+                raise TraceError(
+                    f"{self.workload.name}: a turn has {tokens.max()} tokens of {what}: expected at most {most}, what an "
+                    "engine's memory holds"
+                )
 
     def _prefill_tokens_per_s(self, cost: Cost) -> float:
         """What an engine gets through of the workload's mean request, cached tokens counted (β is profiled so)."""
@@ -129,6 +143,7 @@ class Simulation:
         free = self.spec.mode.free_transfers
         for chunk in finished:
             request = chunk.request
+            self.log.prefill_start_s[request.index] = request.prefill_start_s
             self.log.first_token_s[request.index] = now
             self._dispatcher.prefilled(request)
             if free:
