@@ -132,9 +132,7 @@ def test_a_request_waits_for_room_in_device_memory():
 
 
 def test_a_turn_that_fits_nowhere_is_refused():
-    with pytest.raises(
-        TraceError, match="by hand: a turn has 9001 tokens of prompt and generation: expected at most 8960"
-    ):
+    with pytest.raises(TraceError, match="a turn has 9001 tokens of prompt and generation: expected at most 8960"):
         Simulation(small_spec(), workload([(9000, 1)]))
 
 

@@ -115,8 +115,9 @@ def ablation(agents: int) -> None:
         found = outcome_of(simulate_point(Point("ds660b", "64K", agents, mode)))
         basic_s = found.completion_s if basic_s is None else basic_s
         print(
-            f"{mode}: {found.completion_s:.0f} s, {found.completion_s / basic_s - 1:+.1%} (paper {-paper:+.1%}), SNIC "
-            f"largest over mean {found.snic_max_over_mean or 0:.2f}, attention {found.attention_max_over_mean or 0:.2f}",
+            f"{mode}: {found.completion_s:.0f} s, {found.completion_s / basic_s - 1:+.1%} (paper {-paper:+.1%}), "
+            f"largest over mean: SNIC {found.snic_max_over_mean or 0:.2f}, "
+            f"attention {found.attention_max_over_mean or 0:.2f}",
             flush=True,
         )
 

@@ -78,8 +78,8 @@ class Simulation:
         ):
             if tokens.max() > most:
                 raise TraceError(
-                    f"{self.workload.name}: a turn has {tokens.max()} tokens of {what}: expected at most {most}, what an "
-                    "engine's memory holds"
+                    f"{self.workload.name}: a turn has {tokens.max()} tokens of {what}: expected at most {most}, "
+                    "what the memory of an engine holds"
                 )
 
     def _prefill_tokens_per_s(self, cost: Cost) -> float:
