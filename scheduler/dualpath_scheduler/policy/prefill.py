@@ -39,6 +39,6 @@ def assign_prefill(waiting: Iterable[WaitingRequest], nodes: Sequence[NodeState]
 
 def _least_loaded(nodes: Iterable[NodeState]) -> list[tuple[int, str, int]]:
     """A heap of the engines that are not overloaded, as (tok, node, engine)."""
-    found = [(e.tok, e.node, e.engine) for node in nodes for e in node.engines if e.tok <= node.beta_tokens]
+    found = [engine for node in nodes for engine in node.ready]
     heapq.heapify(found)
     return found

@@ -59,6 +59,11 @@ class NodeState:
         """Tokens of the unfinished requests of all of its engines."""
         return sum([engine.tok for engine in self.engines])
 
+    @cached_property
+    def ready(self) -> tuple[tuple[int, str, int], ...]:
+        """Its engines that are not overloaded (Algorithm 1), as (tok, node, engine)."""
+        return tuple([(e.tok, e.node, e.engine) for e in self.engines if e.tok <= self.beta_tokens])
+
 
 @final
 @dataclass(frozen=True)

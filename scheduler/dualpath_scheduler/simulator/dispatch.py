@@ -64,7 +64,7 @@ class Dispatcher:
 
     def _place_by_policy(self, now: float, decode: Iterable[Node]) -> list[Request]:
         if self._for_prefill and self._fetching:
-            groups = [node.snapshot(now) for node in sorted(self._fetching, key=_by_id)]
+            groups = [node.snapshot(now) for node in self._fetching]
             self._take_prefill(policy.assign_prefill(_prompts(self._for_prefill), groups))
         fetching = dict.fromkeys(decode)
         if self._for_decode:
@@ -102,8 +102,9 @@ class Dispatcher:
             request.prefill, request.prefill_engine = node, placement.engine
             node.change(placement.engine, 1, request.prompt)
             self._for_decode.append(request)
-        for node in [node for node in self._fetching if not node.takes_prefill]:
-            del self._fetching[node]
+        for node in dict.fromkeys([self._by_id[placement.node] for placement in placements]):
+            if not node.takes_prefill:
+                self._fetching.pop(node, None)
 
     def _take_decode(self, placements: list[Placement], take: Callable[[], Request]) -> list[Request]:
         taken = []
@@ -136,7 +137,3 @@ def _prompts(queue: Iterable[Request]) -> Iterator[WaitingRequest]:
 
 def _rooms(queue: Iterable[Request]) -> Iterator[WaitingRequest]:
     return (request.for_decode for request in queue)
-
-
-def _by_id(node: Node) -> str:
-    return node.node_id

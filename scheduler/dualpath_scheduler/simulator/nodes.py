@@ -139,10 +139,13 @@ class Node:
         return self.read_waiting_tokens + int(self.snic.waiting_bytes(now) / self._token_bytes)
 
     def snapshot(self, now: float) -> NodeState:
-        """What the policies see, as a group's fetch reports it."""
+        """What the policies see, as a group's fetch reports it; the same object while nothing has changed."""
+        read_q_tokens = self.read_q_tokens(now)
+        if self._reported is not None and self._reported.read_q_tokens == read_q_tokens:
+            return self._reported
         self._reported = NodeState(
             node_id=self.node_id,
-            read_q_tokens=self.read_q_tokens(now),
+            read_q_tokens=read_q_tokens,
             engines=tuple(self._engines),
             alpha_tokens=self._alpha_tokens,
             beta_tokens=self._beta_tokens,
