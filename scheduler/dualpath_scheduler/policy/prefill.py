@@ -18,8 +18,8 @@ def assign_prefill(waiting: Iterable[WaitingRequest], nodes: Sequence[NodeState]
     first node id, then to the first engine.
     """
     beta = {node.node_id: node.beta_tokens for node in nodes}
-    short = _least_loaded(node for node in nodes if node.read_q_tokens <= node.alpha_tokens)
-    long = _least_loaded(node for node in nodes if node.read_q_tokens > node.alpha_tokens)
+    short = _heads(node for node in nodes if node.read_q_tokens <= node.alpha_tokens)
+    long = _heads(node for node in nodes if node.read_q_tokens > node.alpha_tokens)
     placements: list[Placement] = []
     if not short and not long:
         return placements
@@ -27,18 +27,21 @@ def assign_prefill(waiting: Iterable[WaitingRequest], nodes: Sequence[NodeState]
         category = short or long
         if not category:
             break
-        tok, node, engine = category[0]
-        tok += request.tokens
-        if tok <= beta[node]:
-            heapq.heapreplace(category, (tok, node, engine))
-        else:
-            heapq.heappop(category)
+        tok, node, engine, behind, at = heapq.heappop(category)
         placements.append(Placement(request.id, node, engine))
+        if at < len(behind):
+            heapq.heappush(category, (*behind[at], behind, at + 1))
+        if tok + request.tokens <= beta[node]:
+            heapq.heappush(category, (tok + request.tokens, node, engine, (), 0))
     return placements
 
 
-def _least_loaded(nodes: Iterable[NodeState]) -> list[tuple[int, str, int]]:
-    """A heap of the engines that are not overloaded, as (tok, node, engine)."""
-    found = [engine for node in nodes for engine in node.ready]
+_Head = tuple[int, str, int, tuple[tuple[int, str, int], ...], int]
+"""An engine as (tok, node, engine), its node's engines that are ready, and which of those comes after it."""
+
+
+def _heads(nodes: Iterable[NodeState]) -> list[_Head]:
+    """A heap of each node's least loaded engine, so that the others are not looked at before their turn comes."""
+    found: list[_Head] = [(*node.ready[0], node.ready, 1) for node in nodes if node.ready]
     heapq.heapify(found)
     return found

@@ -61,8 +61,8 @@ class NodeState:
 
     @cached_property
     def ready(self) -> tuple[tuple[int, str, int], ...]:
-        """Its engines that are not overloaded (Algorithm 1), as (tok, node, engine)."""
-        return tuple([(e.tok, e.node, e.engine) for e in self.engines if e.tok <= self.beta_tokens])
+        """Its engines that are not overloaded (Algorithm 1), as (tok, node, engine), in this order."""
+        return tuple(sorted([(e.tok, e.node, e.engine) for e in self.engines if e.tok <= self.beta_tokens]))
 
 
 @final
