@@ -62,7 +62,7 @@ def load_simulated(name_or_path: str, overrides: Mapping[str, object] | None = N
     try:
         return SimulatedSpec.model_validate(nested(layer))
     except ValidationError as error:
-        raise spec_error(error, _all_keys(SimulatedSpec), lambda key: _source(layer, key, source)) from error
+        raise spec_error(error, all_keys(SimulatedSpec), lambda key: _source(layer, key, source)) from error
 
 
 def simulated_names() -> list[str]:
