@@ -134,6 +134,11 @@ class SchedulingSpec(Spec):
     reservation_deadline_s: PositiveFloat = 60.0
     request_deadline_s: PositiveFloat = 600.0
     max_attempts: PositiveInt = 3
+    read_plan: Literal["paper", "shorter-queue", "split", "prefill-only", "alternate"] = Field(
+        default="paper",
+        description="Which side reads a request's stored KV; paper: what the mode says. Without `mode.dual_path` the "
+        "prefill side reads all of it, whatever stands here.",
+    )
 
 
 class ModeSpec(Spec):

@@ -187,7 +187,9 @@ class Node(abc.ABC):
     def _info(self, tokens_per_s: float) -> pb.NodeInfo:
         engine, layout = self.services.engine, self.services.engine.layout
         identity = engine.identity
-        rate = None if self.spec.mode.free_transfers else self.spec.network.snic_bytes_per_s
+        network, token_bytes = self.spec.network, layout.token_bytes
+        snic = None if self.spec.mode.free_transfers else network.snic_bytes_per_s
+        cnic = None if self.spec.mode.free_transfers else network.cnic_bytes_per_s
         return pb.NodeInfo(
             node_id=self.node_id,
             incarnation=self.incarnation,
@@ -204,6 +206,7 @@ class Node(abc.ABC):
             vocab_size=engine.vocab_size,
             max_context_tokens=self.spec.max_context_tokens,
             tokens_per_s=tokens_per_s,
-            snic_tokens_per_s=rate / layout.token_bytes if rate else 0.0,
+            snic_tokens_per_s=snic / token_bytes if snic else 0.0,
+            cnic_tokens_per_s=cnic / token_bytes if cnic else 0.0,
             decode_tokens=engine.limits.decode_tokens if self.role == pb.ROLE_DECODE else 0,
         )

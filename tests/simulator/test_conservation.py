@@ -40,7 +40,7 @@ def test_every_mode_conserves(preset, mode):
 
 @pytest.mark.parametrize("read_plan", READ_PLANS)
 def test_every_read_plan_conserves(read_plan):
-    run = finished("660b_2p4d", short_workload(), read_plan=read_plan)
+    run = finished("660b_2p4d", short_workload(), **{"scheduling.read_plan": read_plan})
     read = run.traffic.bytes
     assert (read["storage_to_decode"] > 0) == (read_plan != "prefill-only")
 

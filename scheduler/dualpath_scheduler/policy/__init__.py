@@ -7,9 +7,16 @@ clock or draws a random number; every tie has a rule, so that equal snapshots gi
 from dualpath_scheduler.policy.decode import assign_decode, drain_to_groups
 from dualpath_scheduler.policy.prefill import assign_prefill
 from dualpath_scheduler.policy.quota import PrefillLimits, pack_prefill
-from dualpath_scheduler.policy.read_plan import READ_PLANS, ReadPlan, ReadPlanPolicy, ReadSnapshot, read_plan_for
+from dualpath_scheduler.policy.read_plan import READ_PLANS, ReadPlanPolicy, read_plan_for
 from dualpath_scheduler.policy.round_robin import assign_in_turn
-from dualpath_scheduler.policy.snapshot import EngineState, NodeState, Placement, WaitingRequest
+from dualpath_scheduler.policy.snapshot import (
+    EngineState,
+    NodeState,
+    Placement,
+    ReadPlan,
+    ReadSnapshot,
+    WaitingRequest,
+)
 
 __all__ = [
     "READ_PLANS",

@@ -29,7 +29,10 @@ class Dispatcher:
         self._registry = registry
         self._index = index
         self._eviction = eviction
-        self._read_plan = policy.read_plan_for(spec.mode)
+        self._read_plan = policy.read_plan_for(spec.mode, spec.scheduling)
+        # Of what comes from the decode side, prefill waits for the first layers; the others move while it computes.
+        layers = spec.model.num_hidden_layers
+        self._waited_for = min(1.0, spec.scheduling.layers_per_group / layers) if spec.mode.layerwise else 1.0
         self._requests: dict[str, Request] = {}
         self._for_prefill = Fifo()
         self._for_decode = Fifo()
@@ -143,6 +146,10 @@ class Dispatcher:
             ordinal=self._plans,
             prefill_resident_blocks=prefill.residents.leading(hit),
             decode_resident_blocks=decode.residents.leading(hit[::-1]),
+            prefill_read_tokens_per_s=prefill.read_tokens_per_s,
+            decode_read_tokens_per_s=decode.read_tokens_per_s,
+            hop_tokens_per_s=min(prefill.cnic_tokens_per_s, decode.cnic_tokens_per_s) / self._waited_for,
+            block_tokens=self._spec.block_tokens,
         )
         self._plans += 1
         return self._read_plan(snapshot)

@@ -25,9 +25,11 @@ class Dispatcher:
         self._prefill = prefill
         self._decode = decode
         self._by_id = {node.node_id: node for node in (*prefill, *decode)}
-        self._plan: ReadPlanPolicy = (
-            policy.READ_PLANS[spec.read_plan] if spec.read_plan else policy.read_plan_for(spec.mode)
-        )
+        self._plan: ReadPlanPolicy = policy.read_plan_for(spec.mode, spec.scheduling)
+        # Of what comes from the decode side, prefill waits for the first layer; the others move while it computes.
+        waited_for = 1 / spec.model.layers if spec.mode.layerwise else 1.0
+        cnic_bytes_per_s = spec.hardware.cnic_bytes_per_s * spec.calibration.cnic_efficiency
+        self._hop_tokens_per_s = cnic_bytes_per_s / spec.model.kv_bytes_per_token / waited_for
         self._for_prefill: deque[Request] = deque()
         self._for_decode: deque[Request] = deque()
         self._fetching = dict.fromkeys(prefill)
@@ -122,6 +124,10 @@ class Dispatcher:
             prefill_read_q_tokens=request.prefill.read_q_tokens(now),
             decode_read_q_tokens=request.decode.read_q_tokens(now),
             ordinal=self._plans,
+            prefill_read_tokens_per_s=request.prefill.read_tokens_per_s,
+            decode_read_tokens_per_s=request.decode.read_tokens_per_s,
+            hop_tokens_per_s=self._hop_tokens_per_s,
+            block_tokens=block_tokens,
         )
         self._plans += 1
         plan = self._plan(snapshot)

@@ -107,7 +107,8 @@ class Node:
         self.prefill_units: list[PrefillUnit] = []
         self.decode_units: list[DecodeUnit] = []
         self._token_bytes = spec.model.kv_bytes_per_token
-        self._alpha_tokens = spec.scheduling.alpha_s * self.snic.rate / self._token_bytes
+        self.read_tokens_per_s = self.snic.rate / self._token_bytes
+        self._alpha_tokens = spec.scheduling.alpha_s * self.read_tokens_per_s
         self._beta_tokens = float(spec.scheduling.beta_tokens or spec.scheduling.beta_s * tokens_per_s)
         self._reported: NodeState | None = None
         self._engines = [EngineState(node_id, engine, 0, 0, decode_tokens) for engine in range(engines)]
