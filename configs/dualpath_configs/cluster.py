@@ -139,6 +139,15 @@ class SchedulingSpec(Spec):
         description="Which side reads a request's stored KV; paper: what the mode says. Without `mode.dual_path` the "
         "prefill side reads all of it, whatever stands here.",
     )
+    load_or_recompute: bool = Field(
+        default=False,
+        description="Whether stored KV is computed anew where that is predicted to be faster than reading.",
+    )
+    decode_affinity: NonNegativeFloat = Field(
+        default=0.0,
+        description="How many tokens of a longer decode queue a token of KV that the group holds in memory is worth; "
+        "0: the queues alone count, as in the paper.",
+    )
 
 
 class ModeSpec(Spec):

@@ -60,6 +60,11 @@ class NodeState:
         return sum([engine.tok for engine in self.engines])
 
     @cached_property
+    def widest_room(self) -> int:
+        """Room of the engine that has most of it."""
+        return max([engine.free_tokens for engine in self.engines], default=0)
+
+    @cached_property
     def ready(self) -> tuple[tuple[int, str, int], ...]:
         """Its engines that are not overloaded (Algorithm 1), as (tok, node, engine), in this order."""
         return tuple(sorted([(e.tok, e.node, e.engine) for e in self.engines if e.tok <= self.beta_tokens]))

@@ -1,5 +1,8 @@
 """A read plan in which both sides finish together (the paper names it as future work)."""
 
+import math
+from dataclasses import replace
+
 from dualpath_scheduler.policy.read_times import decode_side_s, prefill_side_s
 from dualpath_scheduler.policy.snapshot import ReadPlan, ReadSnapshot
 
@@ -10,6 +13,9 @@ def split(snapshot: ReadSnapshot) -> ReadPlan:
     A side whose queue is so long that it would be the later one with a single block reads nothing from storage.
     """
     hit = snapshot.hit_blocks
+    if snapshot.prefill_read_tokens_per_s == snapshot.decode_read_tokens_per_s == math.inf:
+        # No limit is known of either card: they count as equal, so that their queues still say something.
+        snapshot = replace(snapshot, prefill_read_tokens_per_s=1.0, decode_read_tokens_per_s=1.0)
     # With each block that the prefill side takes more, it is done later and the other side earlier: the best cut lies
     # where they meet.
     least, most = 0, hit
