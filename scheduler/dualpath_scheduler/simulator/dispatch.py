@@ -130,9 +130,13 @@ class Dispatcher:
             block_tokens=block_tokens,
         )
         self._plans += 1
+        if self._spec.scheduling.load_or_recompute:
+            blocks = policy.blocks_to_load(snapshot, self._plan, request.prefill.compute_state(request))
+            snapshot = policy.shortened(snapshot, blocks)
         plan = self._plan(snapshot)
         request.prefill_side = plan.prefill_side_blocks * block_tokens
         request.decode_side = plan.decode_side_blocks * block_tokens
+        request.hit = request.computed = request.prefill_side + request.decode_side
         request.prefill.read_waiting_tokens += request.prefill_side
         request.decode.read_waiting_tokens += request.decode_side
 

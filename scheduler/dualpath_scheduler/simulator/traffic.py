@@ -32,26 +32,29 @@ HOPS = (
 class Traffic:
     """Sends KV along its hops and counts it; `bytes` has the total of each hop."""
 
-    def __init__(self, token_bytes: int, read_bytes_per_s: float) -> None:
+    def __init__(self, token_bytes: int, read_bytes_per_s: float, read_parts: int = 1) -> None:
         self._token_bytes = token_bytes
+        self._read_parts = read_parts
         self._read_bytes_per_s = read_bytes_per_s
         self.bytes = dict.fromkeys(HOPS, 0)
 
-    def read(self, now: float, request: Request) -> float:
-        """Storage to DRAM on both sides, each its share; returns when the later is through.
+    def read(self, now: float, request: Request) -> tuple[float, float]:
+        """Storage to DRAM on both sides, each its share; returns when the first part of both is there, and the last.
 
-        A request alone does not fill a card: it has no more than so many reads under way.
+        A request alone does not fill a card: it has no more than so many reads under way. Read whole, it is one part.
         """
-        through = now
-        if request.prefill_side:
-            count = request.prefill_side * self._token_bytes
-            through = max(request.prefill.read(now, count), now + count / self._read_bytes_per_s)
-            self.bytes["storage_to_prefill"] += count
-        if request.decode_side:
-            count = request.decode_side * self._token_bytes
-            through = max(through, request.decode.read(now, count), now + count / self._read_bytes_per_s)
-            self.bytes["storage_to_decode"] += count
-        return through
+        first, last = now, now
+        for node, tokens, hop in (
+            (request.prefill, request.prefill_side, "storage_to_prefill"),
+            (request.decode, request.decode_side, "storage_to_decode"),
+        ):
+            if tokens:
+                count = tokens * self._token_bytes
+                self.bytes[hop] += count
+                through = max(node.read(now, count), now + count / self._read_bytes_per_s)
+                own_s = count / min(node.snic.rate, self._read_bytes_per_s)
+                first, last = max(first, through - own_s * (1 - 1 / self._read_parts)), max(last, through)
+        return first, last
 
     def load(self, now: float, request: Request) -> float:
         """The prefix of one batch into prefill HBM: what the decode side read from there, the rest from here."""
