@@ -12,13 +12,23 @@ from dualpath_configs.cluster import (
 from dualpath_configs.errors import SpecError
 from dualpath_configs.lanes import LaneSpec, LanesSpec, ModelLaneSpec
 from dualpath_configs.layers import preset_names
-from dualpath_configs.load import load_cluster
+from dualpath_configs.load import load_cluster, load_simulated, simulated_names
 from dualpath_configs.model import ModelSpec, YarnSpec
+from dualpath_configs.simulated import (
+    SIMULATED_MODES,
+    CalibrationSpec,
+    HardwareSpec,
+    SimulatedModelSpec,
+    SimulatedSpec,
+)
 
 __all__ = [
     "MODES",
+    "SIMULATED_MODES",
+    "CalibrationSpec",
     "ClusterSpec",
     "EngineSpec",
+    "HardwareSpec",
     "LaneSpec",
     "LanesSpec",
     "ModeSpec",
@@ -26,9 +36,13 @@ __all__ = [
     "ModelSpec",
     "NetworkSpec",
     "SchedulingSpec",
+    "SimulatedModelSpec",
+    "SimulatedSpec",
     "SpecError",
     "StorageSpec",
     "YarnSpec",
     "load_cluster",
+    "load_simulated",
     "preset_names",
+    "simulated_names",
 ]

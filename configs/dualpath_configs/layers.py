@@ -12,7 +12,10 @@ from dualpath_configs.errors import SpecError, closest, shown
 
 KeyPath = tuple[str, ...]
 
-_PRESETS = resources.files("dualpath_configs") / "presets"
+_PACKAGE = resources.files("dualpath_configs")
+PRESETS, SIMULATED = "presets", "simulated_presets"
+"""The folders of presets: of clusters that run, and of clusters that are simulated."""
+
 _EXTENDS = "extends"
 
 
@@ -28,19 +31,23 @@ class Leaf:
 Layer = dict[KeyPath, Leaf]
 
 
-def preset_names() -> list[str]:
-    """Names that `load_cluster` takes besides paths."""
-    return sorted(entry.name.removesuffix(".toml") for entry in _PRESETS.iterdir() if entry.name.endswith(".toml"))
+def preset_names(presets: str = PRESETS) -> list[str]:
+    """Names that `load_cluster` takes besides paths; of another folder of presets, those that its loader takes."""
+    files = (_PACKAGE / presets).iterdir()
+    return sorted(entry.name.removesuffix(".toml") for entry in files if entry.name.endswith(".toml"))
 
 
-def read_file(name_or_path: str, *, folder: Path, above: tuple[str, ...] = ()) -> tuple[Layer, str]:
+def read_file(
+    name_or_path: str, *, folder: Path, presets: str = PRESETS, above: tuple[str, ...] = ()
+) -> tuple[Layer, str]:
     """The leaves of a preset or TOML file, laid over those of what it `extends`; and how errors name that file.
 
     Args:
         folder: where a relative path starts.
+        presets: the folder of presets that a name stands for.
         above: the files that extend this one, the nearest last.
     """
-    source, data, own_folder = _read(name_or_path, folder, above)
+    source, data, own_folder = _read(name_or_path, folder, presets, above)
     table = _parse(source, data)
     base = table.pop(_EXTENDS, None)
     layer = dict(leaves(table, (), source, own_folder))
@@ -48,7 +55,7 @@ def read_file(name_or_path: str, *, folder: Path, above: tuple[str, ...] = ()) -
         return layer, source
     if not isinstance(base, str):
         raise SpecError(f"{source}: {_EXTENDS} = {shown(base)}: expected the name of a preset or a TOML file")
-    below, _ = read_file(base, folder=own_folder, above=(*above, source))
+    below, _ = read_file(base, folder=own_folder, presets=presets, above=(*above, source))
     return merged(below, layer), source
 
 
@@ -102,7 +109,7 @@ def _frozen(value: object) -> object:
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
-def _read(name_or_path: str, folder: Path, above: tuple[str, ...]) -> tuple[str, bytes, Path]:
+def _read(name_or_path: str, folder: Path, presets: str, above: tuple[str, ...]) -> tuple[str, bytes, Path]:
     wanted = f"{above[-1]}: {_EXTENDS} = {name_or_path!r}: " if above else ""
     is_path = name_or_path.endswith(".toml") or "/" in name_or_path
     if is_path:
@@ -110,15 +117,16 @@ def _read(name_or_path: str, folder: Path, above: tuple[str, ...]) -> tuple[str,
         source = str(path)
     else:
         source = f"preset {name_or_path}"
-        if name_or_path not in preset_names():
-            meant = closest(name_or_path, preset_names())
+        names = preset_names(presets)
+        if name_or_path not in names:
+            meant = closest(name_or_path, names)
             hint = f" (the closest one is {meant})" if meant else ""
-            known = ", ".join(preset_names())
+            known = ", ".join(names)
             raise SpecError(f"{wanted}no such preset: {name_or_path!r}: expected {known}, or a .toml file{hint}")
     if source in above:
         raise SpecError(f"{wanted}expected a file that does not in turn extend this one")
     if not is_path:
-        return source, (_PRESETS / f"{name_or_path}.toml").read_bytes(), folder
+        return source, (_PACKAGE / presets / f"{name_or_path}.toml").read_bytes(), folder
     try:
         return source, path.read_bytes(), path.parent
     except OSError as error:

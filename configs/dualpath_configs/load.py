@@ -9,8 +9,20 @@ from pydantic import ValidationError
 from dualpath_configs.base import all_keys
 from dualpath_configs.cluster import ClusterSpec
 from dualpath_configs.errors import Key, SpecError, shown, spec_error
-from dualpath_configs.layers import KeyPath, Layer, Leaf, leaves, merged, nested, read_file, read_overrides
+from dualpath_configs.layers import (
+    SIMULATED,
+    KeyPath,
+    Layer,
+    Leaf,
+    leaves,
+    merged,
+    nested,
+    preset_names,
+    read_file,
+    read_overrides,
+)
 from dualpath_configs.model import ModelSpec
+from dualpath_configs.simulated import SimulatedSpec
 
 _CHECKPOINT: KeyPath = ("checkpoint",)
 
@@ -37,6 +49,25 @@ def load_cluster(name_or_path: str, overrides: Mapping[str, object] | None = Non
         return ClusterSpec.model_validate(nested(layer))
     except ValidationError as error:
         raise spec_error(error, all_keys(ClusterSpec), lambda key: _source(layer, key, source)) from error
+
+
+def load_simulated(name_or_path: str, overrides: Mapping[str, object] | None = None) -> SimulatedSpec:
+    """The spec of a simulated cluster: of a preset (`simulated_names()`) or of a TOML file, as for `load_cluster`.
+
+    Raises:
+        SpecError: in one line: which file, which key, what it was, and what was expected.
+    """
+    layer, source = read_file(name_or_path, folder=Path(), presets=SIMULATED)
+    layer = merged(layer, read_overrides(overrides or {}))
+    try:
+        return SimulatedSpec.model_validate(nested(layer))
+    except ValidationError as error:
+        raise spec_error(error, all_keys(SimulatedSpec), lambda key: _source(layer, key, source)) from error
+
+
+def simulated_names() -> list[str]:
+    """Names that `load_simulated` takes besides paths."""
+    return preset_names(SIMULATED)
 
 
 def _checkpoint_layer(checkpoint: Leaf) -> Layer:

@@ -2,9 +2,8 @@
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
-from dualpath_scheduler.policy.snapshot import EngineState, NodeState, Placement, WaitingRequest
+from dualpath_scheduler.policy.snapshot import NodeState, Placement, WaitingRequest
 
 # Z lets an engine exceed the mean by 5 %; kept as a ratio of integers, so that no rounding decides a tie.
 _SLACK_NUMERATOR, _SLACK_DENOMINATOR = 105, 100
@@ -16,7 +15,7 @@ def drain_to_groups(waiting: Iterable[WaitingRequest], nodes: Sequence[NodeState
     Each request, in order of arrival, goes to the group with the least tokens in all: those of its engines and those
     queued in it. Ties go to the first node id. Without groups nothing moves.
     """
-    totals = [(sum(e.tok for e in node.engines) + node.queued_tokens, node.node_id) for node in nodes]
+    totals = [(node.tok + node.queued_tokens, node.node_id) for node in nodes]
     if not totals:
         return []
     heapq.heapify(totals)
@@ -37,24 +36,32 @@ def assign_decode(queue: Iterable[WaitingRequest], node: NodeState) -> list[Plac
     Without a candidate, it and all behind it keep waiting. Last ties go to the first engine. `queue` is consumed only
     as far as it fits, plus one.
     """
-    engines = list(node.engines)
-    run = _run_that_fits(queue, sum(engine.free_tokens for engine in engines))
-    z_numerator = _SLACK_NUMERATOR * (sum(r.tokens for r in run) + sum(e.tok for e in engines))
-    z_denominator = _SLACK_DENOMINATOR * len(engines)
+    engines = node.engines
+    run = _run_that_fits(queue, sum([engine.free_tokens for engine in engines]))
+    if not run:
+        return []
+    seq, tok = [engine.seq for engine in engines], [engine.tok for engine in engines]
+    free = [engine.free_tokens for engine in engines]
+    # `tok + len ≤ Z` in whole numbers.
+    z = _SLACK_NUMERATOR * (sum([r.tokens for r in run]) + node.tok) // (_SLACK_DENOMINATOR * len(engines))
     placements = []
     for request in run:
-        candidates = [engine for engine in engines if engine.free_tokens >= request.tokens]
-        if not candidates:
+        tokens = request.tokens
+        within, beyond = [], []
+        for at, room in enumerate(free):
+            if room < tokens:
+                continue
+            if tok[at] + tokens <= z:
+                within.append((seq[at], tok[at], engines[at].engine, at))
+            else:
+                beyond.append((tok[at], seq[at], engines[at].engine, at))
+        if not within and not beyond:
             break
-        within = [e for e in candidates if (e.tok + request.tokens) * z_denominator <= z_numerator]
-        chosen = min(within, key=_by_requests) if within else min(candidates, key=_by_tokens)
-        engines[engines.index(chosen)] = replace(
-            chosen,
-            seq=chosen.seq + 1,
-            tok=chosen.tok + request.tokens,
-            free_tokens=chosen.free_tokens - request.tokens,
-        )
-        placements.append(Placement(request.id, chosen.node, chosen.engine))
+        chosen = min(within or beyond)[3]
+        seq[chosen] += 1
+        tok[chosen] += tokens
+        free[chosen] -= tokens
+        placements.append(Placement(request.id, engines[chosen].node, engines[chosen].engine))
     return placements
 
 
@@ -66,11 +73,3 @@ def _run_that_fits(queue: Iterable[WaitingRequest], room_tokens: int) -> list[Wa
             break
         run.append(request)
     return run
-
-
-def _by_requests(engine: EngineState) -> tuple[int, int, int]:
-    return engine.seq, engine.tok, engine.engine
-
-
-def _by_tokens(engine: EngineState) -> tuple[int, int, int]:
-    return engine.tok, engine.seq, engine.engine

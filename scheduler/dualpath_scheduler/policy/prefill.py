@@ -1,9 +1,9 @@
 """Prefill assignment (paper, Algorithm 1): who computes a prompt."""
 
+import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
-from dualpath_scheduler.policy.snapshot import EngineState, NodeState, Placement, WaitingRequest
+from dualpath_scheduler.policy.snapshot import NodeState, Placement, WaitingRequest
 
 
 def assign_prefill(waiting: Iterable[WaitingRequest], nodes: Sequence[NodeState]) -> list[Placement]:
@@ -18,21 +18,30 @@ def assign_prefill(waiting: Iterable[WaitingRequest], nodes: Sequence[NodeState]
     first node id, then to the first engine.
     """
     beta = {node.node_id: node.beta_tokens for node in nodes}
-    short = [engine for node in nodes if node.read_q_tokens <= node.alpha_tokens for engine in node.engines]
-    long = [engine for node in nodes if node.read_q_tokens > node.alpha_tokens for engine in node.engines]
-    placements = []
+    short = _heads(node for node in nodes if node.read_q_tokens <= node.alpha_tokens)
+    long = _heads(node for node in nodes if node.read_q_tokens > node.alpha_tokens)
+    placements: list[Placement] = []
+    if not short and not long:
+        return placements
     for request in waiting:
-        for category in (short, long):
-            ready = [engine for engine in category if engine.tok <= beta[engine.node]]
-            if ready:
-                break
-        else:
+        category = short or long
+        if not category:
             break
-        chosen = min(ready, key=_load)
-        category[category.index(chosen)] = replace(chosen, seq=chosen.seq + 1, tok=chosen.tok + request.tokens)
-        placements.append(Placement(request.id, chosen.node, chosen.engine))
+        tok, node, engine, behind, at = heapq.heappop(category)
+        placements.append(Placement(request.id, node, engine))
+        if at < len(behind):
+            heapq.heappush(category, (*behind[at], behind, at + 1))
+        if tok + request.tokens <= beta[node]:
+            heapq.heappush(category, (tok + request.tokens, node, engine, (), 0))
     return placements
 
 
-def _load(engine: EngineState) -> tuple[int, str, int]:
-    return engine.tok, engine.node, engine.engine
+_Head = tuple[int, str, int, tuple[tuple[int, str, int], ...], int]
+"""An engine as (tok, node, engine), its node's engines that are ready, and which of those comes after it."""
+
+
+def _heads(nodes: Iterable[NodeState]) -> list[_Head]:
+    """A heap of each node's least loaded engine, so that the others are not looked at before their turn comes."""
+    found: list[_Head] = [(*node.ready[0], node.ready, 1) for node in nodes if node.ready]
+    heapq.heapify(found)
+    return found

@@ -1,6 +1,6 @@
 """Compute-quota batching in a prefill engine (paper, scheduling): all engines of a group reach the FFN together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -30,7 +30,7 @@ class PrefillLimits:
             )
 
 
-def pack_prefill(pending: Sequence[tuple[int, int]], seconds: Seconds, limits: PrefillLimits) -> list[int]:
+def pack_prefill(pending: Iterable[tuple[int, int]], seconds: Seconds, limits: PrefillLimits) -> list[int]:
     """How many new tokens of each pending request make up an engine's next batch; those behind the last get none.
 
     `pending` is (cached, new) tokens in order of arrival: whole blocks that are stored or computed already, and what

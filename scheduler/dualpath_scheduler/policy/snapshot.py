@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 
@@ -52,6 +53,16 @@ class NodeState:
     alpha_tokens: float = math.inf
     beta_tokens: float = math.inf
     queued_tokens: int = 0
+
+    @cached_property
+    def tok(self) -> int:
+        """Tokens of the unfinished requests of all of its engines."""
+        return sum([engine.tok for engine in self.engines])
+
+    @cached_property
+    def ready(self) -> tuple[tuple[int, str, int], ...]:
+        """Its engines that are not overloaded (Algorithm 1), as (tok, node, engine), in this order."""
+        return tuple(sorted([(e.tok, e.node, e.engine) for e in self.engines if e.tok <= self.beta_tokens]))
 
 
 @final

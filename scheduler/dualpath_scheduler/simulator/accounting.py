@@ -1,0 +1,89 @@
+"""What must come out even at the end of a run: requests, tokens, and the bytes of every hop and every card."""
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from dualpath_scheduler.simulator.simulation import Simulation
+
+Balance = tuple[str, int, int]
+"""What is counted, its count, and what it should be."""
+
+
+@final
+class ConservationError(Exception):
+    """A run lost or made requests, tokens or bytes: a fault of the simulator."""
+
+
+def check_conservation(run: "Simulation") -> None:
+    """Raises ConservationError, with everything that does not come out even, for a run that is over."""
+    wrong = [
+        f"{what} is {found}, expected {expected}"
+        for what, found, expected in (*_requests(run), *_tokens(run), *_hops(run), *_cards(run), *_nothing_held(run))
+        if found != expected
+    ]
+    if wrong:
+        raise ConservationError("; ".join(wrong))
+
+
+def _requests(run: "Simulation") -> Iterator[Balance]:
+    times, count = run.log.times, run.workload.requests
+    yield "requests that arrived", int(np.isfinite(times["arrival_s"]).sum()), count
+    yield "requests that ended", int(np.isfinite(times["end_s"]).sum()), count
+    reached = [
+        times[name] for name in ("arrival_s", "assigned_s", "read_end_s", "prefill_start_s", "first_token_s", "end_s")
+    ]
+    for earlier, later in itertools.pairwise(reached):
+        yield "requests whose times are in order", int((earlier <= later).sum()), count
+    starts, ends = times["arrival_s"][1:], times["end_s"][:-1]
+    inside = np.ones(count - 1, bool)
+    inside[run.workload.first[1:-1] - 1] = False
+    yield "turns that began before the one before ended", int((starts < ends)[inside].sum()), 0
+
+
+def _tokens(run: "Simulation") -> Iterator[Balance]:
+    prompts, hits = run.workload.prompt_tokens(), run.workload.hit_tokens(run.spec.block_tokens)
+    computed = sum(unit.computed_tokens for node in run.prefill for unit in node.prefill_units)
+    yield "tokens prefilled", computed, int((prompts - hits).sum())
+    decoded = sum(unit.decoded_tokens for node in run.decode for unit in node.decode_units)
+    yield "tokens decoded", decoded, int((run.workload.generate_tokens - 1).sum())
+
+
+def _hops(run: "Simulation") -> Iterator[Balance]:
+    """The bytes of each hop, from the workload and the read plans alone."""
+    hops, workload, block_tokens = run.traffic.bytes, run.workload, run.spec.block_tokens
+    token_bytes = 0 if run.spec.mode.free_transfers else run.spec.model.kv_bytes_per_token
+    prompts, hits, generated = workload.prompt_tokens(), workload.hit_tokens(block_tokens), workload.generate_tokens
+    prefill_side = int(run.log.counts["prefill_side_tokens"].sum())
+    hit, prompt = int(hits.sum()), int(prompts.sum())
+    reloaded = sum(unit.reloaded_tokens for node in run.prefill for unit in node.prefill_units)
+    whole = (prompts + generated) // block_tokens * block_tokens
+    yield "bytes of storage_to_prefill", hops["storage_to_prefill"], prefill_side * token_bytes
+    yield "bytes of storage_to_decode", hops["storage_to_decode"], (hit - prefill_side) * token_bytes
+    yield "bytes of loads", hops["prefill_load"] + hops["decode_load"], (hit + reloaded) * token_bytes
+    yield "bytes of prefill_to_decode", hops["prefill_to_decode"], (prompt - hit + prefill_side) * token_bytes
+    yield "bytes of insert", hops["insert"], prompt * token_bytes
+    yield "bytes of export", hops["export"], int(generated.sum()) * token_bytes
+    yield "bytes of persist", hops["persist"], int((whole - hits).sum()) * token_bytes
+
+
+def _cards(run: "Simulation") -> Iterator[Balance]:
+    """A hop between devices leaves through one card and comes in through one; storage passes storage cards."""
+    hops, nodes = run.traffic.bytes, [*run.prefill, *run.decode]
+    moved = sum(hops[name] for name in ("prefill_load", "decode_load", "prefill_to_decode", "insert", "export"))
+    read = hops["storage_to_prefill"] + hops["storage_to_decode"]
+    yield "bytes out of CNICs", sum(link.total_bytes for node in nodes for link in node.cnic_read), moved
+    yield "bytes into CNICs", sum(link.total_bytes for node in nodes for link in node.cnic_write), moved
+    yield "bytes through memories", sum(node.memory.total_bytes for node in nodes), moved + hops["persist"]
+    yield "bytes read by SNICs", sum(node.snic.total_bytes for node in nodes), read
+    yield "bytes written by SNICs", sum(node.snic_write.total_bytes for node in nodes), hops["persist"]
+
+
+def _nothing_held(run: "Simulation") -> Iterator[Balance]:
+    for node in (*run.prefill, *run.decode):
+        yield f"engines of {node.node_id} at rest", int(node.is_idle), 1
+        yield f"reads that wait on {node.node_id}", node.read_waiting_tokens, 0
+        yield f"free buffer of {node.node_id}", node.buffer.free, node.buffer.capacity

@@ -1,0 +1,193 @@
+"""One simulated run: the life of its requests, from event to event."""
+
+from collections.abc import Callable, Iterable
+from typing import final
+
+import numpy as np
+
+from dualpath_configs import SimulatedSpec
+from dualpath_scheduler.simulator.accounting import check_conservation
+from dualpath_scheduler.simulator.cost import Cost
+from dualpath_scheduler.simulator.decode import DecodeUnit
+from dualpath_scheduler.simulator.dispatch import Dispatcher
+from dualpath_scheduler.simulator.log import RequestLog
+from dualpath_scheduler.simulator.loop import Event, run_events
+from dualpath_scheduler.simulator.nodes import Node, Request
+from dualpath_scheduler.simulator.prefill import Chunk, PrefillUnit, prefill_limits
+from dualpath_scheduler.simulator.traffic import Traffic
+from dualpath_scheduler.simulator.workload import Workload
+from dualpath_scheduler.workload import TraceError
+
+_PROGRESS_REQUESTS = 1000
+
+
+@final
+class Simulation:
+    """A cluster and what it replays. `run` once; then `log`, `traffic` and the nodes say what happened."""
+
+    def __init__(self, spec: SimulatedSpec, workload: Workload) -> None:
+        self.spec, self.workload = spec, workload
+        self.log = RequestLog(workload.requests)
+        self.traffic = Traffic(spec.model.kv_bytes_per_token, spec.calibration.read_bytes_per_s)
+        self._prompts = workload.prompt_tokens()
+        self._hits = workload.hit_tokens(spec.block_tokens)
+        self._check_sizes()
+        cost = Cost(spec)
+        tokens_per_s = self._prefill_tokens_per_s(cost)
+        self.prefill = [
+            Node(f"prefill-{index:03d}", spec, decode_tokens=0, tokens_per_s=tokens_per_s)
+            for index in range(spec.prefill_nodes)
+        ]
+        self.decode = [
+            Node(f"decode-{index:03d}", spec, decode_tokens=spec.decode_tokens, tokens_per_s=tokens_per_s)
+            for index in range(spec.decode_nodes)
+        ]
+        for engines in _lockstep(spec):
+            for node in self.prefill:
+                node.prefill_units.append(PrefillUnit(engines, spec, cost, self.traffic, self._prefilled))
+            for node in self.decode:
+                node.decode_units.append(DecodeUnit(engines, cost, self._leave))
+        self._dispatcher = Dispatcher(spec, self.prefill, self.decode)
+        self._next_turn = workload.first[:-1].copy()
+        self._views = [array.data for array in (self._prompts, self._hits, workload.generate_tokens)]
+        self._number = {node: index for nodes in (self.prefill, self.decode) for index, node in enumerate(nodes)}
+        self._freed: dict[Node, None] = {}
+        self._ended = 0
+        self._progress: Callable[[int], object] = lambda requests: None
+
+    def run(self, progress: Callable[[int], object] = lambda requests: None) -> None:
+        """Replays the workload to its end; `progress` hears now and then how many more requests have ended.
+
+        Raises ConservationError where something was lost on the way.
+        """
+        self._progress = progress
+        arrivals = self.workload.arrival_s
+        run_events([(float(arrivals[s]), self._arrive, s) for s in range(self.workload.sessions)])
+        check_conservation(self)
+
+    @property
+    def completion_s(self) -> float:
+        """When the last request ended."""
+        return float(np.max(self.log.times["end_s"]))
+
+    def _check_sizes(self) -> None:
+        """Raises TraceError for a turn that no engine could ever take."""
+        for what, tokens, most in (
+            ("prompt and generation", self._prompts + self.workload.generate_tokens, self.spec.decode_tokens),
+            ("prompt", self._prompts, prefill_limits(self.spec).prefix_tokens),
+        ):
+            if tokens.max() > most:
+                raise TraceError(
+                    f"{self.workload.name}: a turn has {tokens.max()} tokens of {what}: expected at most {most}, "
+                    "what the memory of an engine holds"
+                )
+
+    def _prefill_tokens_per_s(self, cost: Cost) -> float:
+        """What an engine gets through of the workload's mean request, cached tokens counted (β is profiled so)."""
+        prompt, hit = float(np.mean(self._prompts)), float(np.mean(self._hits))
+        seconds = cost.batch_s(cost.attention_s(int(hit), max(1, int(prompt - hit))), prompt - hit)
+        return prompt / seconds
+
+    def _arrive(self, now: float, session: int) -> Iterable[Event]:
+        index = int(self._next_turn[session])
+        self._next_turn[session] += 1
+        prompts, hits, generates = self._views
+        block_tokens = self.spec.block_tokens
+        prompt, generate, hit = prompts[index], generates[index], hits[index]
+        room = -(-(prompt + generate) // block_tokens) * block_tokens
+        self.log.arrival_s[index] = now
+        self._dispatcher.add(Request(index, session, prompt, generate, hit, room, computed=hit))
+        return self._dispatch(now)
+
+    def _dispatch(self, now: float) -> list[Event]:
+        freed, self._freed = self._freed, {}
+        events: list[Event] = []
+        log = self.log
+        for request in self._dispatcher.run(now, freed):
+            index = request.index
+            log.assigned_s[index] = now
+            log.prefill_side_tokens[index] = request.prefill_side
+            log.prefill_node[index] = self._number[request.prefill]
+            log.prefill_engine[index] = request.prefill_engine
+            log.decode_node[index] = self._number[request.decode]
+            log.decode_engine[index] = request.decode_engine
+            events.extend(self._begin(now, request))
+        return events
+
+    def _begin(self, now: float, request: Request) -> Iterable[Event]:
+        if self.spec.mode.free_transfers:
+            return self._has_buffers(now, request)
+        return request.decode.buffer.take(now, request.prompt, self._has_decode_buffer, request)
+
+    def _has_decode_buffer(self, now: float, request: Request) -> Iterable[Event]:
+        return request.prefill.buffer.take(now, request.prefill_side, self._has_buffers, request)
+
+    def _has_buffers(self, now: float, request: Request) -> Iterable[Event]:
+        request.prefill.read_waiting_tokens -= request.prefill_side
+        request.decode.read_waiting_tokens -= request.decode_side
+        self.log.read_start_s[request.index] = now
+        if self.spec.mode.free_transfers:
+            return self._read(now, request)
+        return ((self.traffic.read(now, request), self._read, request),)
+
+    def _read(self, now: float, request: Request) -> Iterable[Event]:
+        self.log.read_end_s[request.index] = now
+        return self._unit(request).add(now, request)
+
+    def _unit(self, request: Request) -> PrefillUnit:
+        units = request.prefill.prefill_units
+        return units[request.prefill_engine % len(units)]
+
+    def _prefilled(self, now: float, finished: list[Chunk]) -> Iterable[Event]:
+        events: list[Event] = []
+        free = self.spec.mode.free_transfers
+        for chunk in finished:
+            request = chunk.request
+            self.log.prefill_start_s[request.index] = request.prefill_start_s
+            self.log.first_token_s[request.index] = now
+            self._dispatcher.prefilled(request)
+            if free:
+                events.extend(self._join(now, request))
+            else:
+                events.append((max(now, chunk.sent_s), self._insert, request))
+        events.extend(self._dispatch(now))
+        return events
+
+    def _insert(self, now: float, request: Request) -> Iterable[Event]:
+        """All of the prompt's KV is on the decode node."""
+        events = request.prefill.buffer.give(now, request.prefill_side)
+        events.append((self.traffic.insert(now, request), self._inserted, request))
+        return events
+
+    def _inserted(self, now: float, request: Request) -> Iterable[Event]:
+        events = request.decode.buffer.give(now, request.prompt)
+        events.extend(self._join(now, request))
+        return events
+
+    def _join(self, now: float, request: Request) -> Iterable[Event]:
+        units = request.decode.decode_units
+        return units[request.decode_engine % len(units)].join(now, request)
+
+    def _leave(self, now: float, request: Request) -> Iterable[Event]:
+        self.log.end_s[request.index] = now
+        self._ended += 1
+        if self._ended % _PROGRESS_REQUESTS == 0:
+            self._progress(_PROGRESS_REQUESTS)
+        self._dispatcher.left(request)
+        self._freed.setdefault(request.decode)
+        if not self.spec.mode.free_transfers:
+            block_tokens = self.spec.block_tokens
+            whole = (request.prompt + request.generate) // block_tokens * block_tokens
+            self.traffic.persist(now, request, exported=request.generate, stored=whole - request.hit)
+        events = self._dispatch(now)
+        following = request.index + 1
+        if following < self.workload.first[request.session + 1]:
+            pause_s = float(self.workload.delay_s[following]) + self.spec.calibration.turn_s
+            events.append((now + pause_s, self._arrive, request.session))
+        return events
+
+
+def _lockstep(spec: SimulatedSpec) -> list[range]:
+    """The engines of a node in sets that step together."""
+    engines = spec.engines_per_node
+    return [range(engines)] if spec.model.experts_are_shared else [range(e, e + 1) for e in range(engines)]

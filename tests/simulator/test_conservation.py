@@ -1,0 +1,104 @@
+"""Whatever the mode and the read plan, nothing is lost; the same seed gives the same run in every process."""
+
+import hashlib
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualpath_configs import SIMULATED_MODES, load_simulated
+from dualpath_scheduler.policy import READ_PLANS
+from dualpath_scheduler.simulator.accounting import ConservationError, check_conservation
+from dualpath_scheduler.simulator.outcome import outcome_of, run_record
+from dualpath_scheduler.simulator.simulation import Simulation
+from dualpath_scheduler.simulator.workload import Workload, make_workload
+from dualpath_scheduler.workload import load_trace
+from tests.simulator.small import small_spec, workload
+
+
+def short_workload(agents: int = 40) -> Workload:
+    trace = load_trace("paper-32k", vocab_size=1000, max_sessions=20, max_turns=8)
+    return make_workload(trace, agents=agents, arrivals_per_s=8.0)
+
+
+def finished(preset: str, work: Workload, **overrides: object) -> Simulation:
+    run = Simulation(load_simulated(preset, overrides), work)
+    run.run()
+    return run
+
+
+@pytest.mark.parametrize("preset", ["27b_1p1d", "660b_2p4d", "qwen32b_1p2d"])
+@pytest.mark.parametrize("mode", SIMULATED_MODES)
+def test_every_mode_conserves(preset, mode):
+    work = short_workload()
+    run = finished(preset, work, mode=mode)
+    assert run.completion_s > 0
+    assert outcome_of(run).requests == work.requests
+
+
+@pytest.mark.parametrize("read_plan", READ_PLANS)
+def test_every_read_plan_conserves(read_plan):
+    run = finished("660b_2p4d", short_workload(), read_plan=read_plan)
+    read = run.traffic.bytes
+    assert (read["storage_to_decode"] > 0) == (read_plan != "prefill-only")
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sessions=st.lists(st.lists(st.tuples(st.integers(1, 900), st.integers(1, 40)), min_size=1, max_size=4), min_size=1),
+    mode=st.sampled_from(sorted(SIMULATED_MODES)),
+    nodes=st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 3)),
+)
+def test_any_sessions_on_any_cluster_conserve(sessions, mode, nodes):
+    prefill, decode, engines = nodes
+    spec = small_spec(mode, prefill_nodes=prefill, decode_nodes=decode, engines_per_node=engines)
+    Simulation(spec, workload(*sessions)).run()
+
+
+def test_what_is_lost_is_noticed():
+    run = finished("27b_1p1d", short_workload(5))
+    run.traffic.bytes["insert"] -= 1
+    with pytest.raises(ConservationError, match=r"bytes of insert is \d+, expected \d+; bytes out of CNICs is"):
+        check_conservation(run)
+
+
+PRINT_A_RUN = """
+from tests.simulator.test_conservation import digest, finished, short_workload
+print(digest(finished("660b_2p4d", short_workload(), mode="dualpath")))
+"""
+
+
+def digest(run: Simulation) -> str:
+    columns = [*run.log.times.values(), *run.log.counts.values()]
+    return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()
+
+
+def test_two_runs_are_identical_whatever_the_hash_seed():
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", PRINT_A_RUN],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    ]
+    assert runs == [digest(finished("660b_2p4d", short_workload(), mode="dualpath"))] * 2
+
+
+def test_a_record_says_what_the_log_says():
+    run = finished("27b_1p1d", short_workload(5))
+    record = run_record(run, "dualpath")
+    assert max(request.end_s for request in record.requests) == run.completion_s
+    assert [node.node_id for node in record.nodes] == ["prefill-000", "decode-000"]
+    for node in record.nodes:
+        assert sum(sample.read_bytes for sample in node.samples) == pytest.approx(
+            node.snic_read_bytes, rel=1e-6, abs=200
+        )
+    assert sum(r.prompt_tokens - r.hit_tokens for r in record.requests) == sum(r.miss_tokens for r in record.requests)
+    blocks = sum(r.prefill_side_blocks + r.decode_side_blocks for r in record.requests)
+    assert blocks * 64 == sum(r.hit_tokens for r in record.requests)

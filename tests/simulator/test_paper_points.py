@@ -1,0 +1,44 @@
+"""The paper's points, and the smallest of them simulated: the whole check is `calibrate`'s, and takes an hour."""
+
+import io
+
+import pytest
+
+from dualpath_scheduler.simulator import calibrate
+from dualpath_scheduler.simulator.paper_points import paper_points, simulate_point, speedups
+
+
+def test_all_runs_of_systems_that_are_simulated():
+    points = paper_points()
+    assert len(points) == 99
+    assert {point.system for point in points} == {"basic", "dualpath", "oracle"}
+
+
+def test_the_fit_sees_a_part_of_them():
+    keys = {(point.model, point.max_length, point.agents) for point in paper_points()}
+    assert set(calibrate.FIT_POINTS) < keys
+    assert len(keys) == 33
+
+
+def test_the_smallest_are_within_their_bounds():
+    points = [point for point in paper_points() if point.agents == 32]
+    seconds = {point: simulate_point(point).completion_s for point in points}
+    assert [abs(found / point.jct_s - 1) <= 0.3 for point, found in seconds.items()] == [True] * 3
+    ((_, ours, theirs),) = speedups(seconds)
+    assert ours == pytest.approx(theirs, rel=0.15)
+
+
+def test_the_check_writes_a_row_a_point(monkeypatch, capsys):
+    points = [point for point in paper_points() if point.agents == 32]
+    monkeypatch.setattr(calibrate, "simulate_point", lambda point: type("Run", (), {"completion_s": 2 * point.jct_s}))
+    out = io.StringIO()
+    calibrate.check(points, out)
+    assert [row.rsplit(",", 1)[1] for row in out.getvalue().splitlines()] == ["error", *["+1.000"] * 3]
+    assert "3 points: median error 1.000, largest 1.000; 1 speed-ups: median error 0.000" in capsys.readouterr().err
+
+
+def test_a_fit_keeps_what_lowers_the_loss(monkeypatch):
+    monkeypatch.setattr(calibrate, "loss", lambda points, values: abs(values["turn_s"] - 0.5))
+    fitted = calibrate.fit(1)
+    assert abs(fitted["turn_s"] - 0.5) < 0.05
+    assert fitted["layer_s"] == 2.5e-4
