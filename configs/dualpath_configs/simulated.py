@@ -92,6 +92,9 @@ class CalibrationSpec(Spec):
     block_copy_s: NonNegativeFloat = Field(
         default=3e-6, description="Without layerwise prefill: copying a Layer Block to a device, whatever its size."
     )
+    round_s: NonNegativeFloat = Field(
+        default=0.005, description="Least time from one round of the scheduler to the next: leaders fetch so often."
+    )
     turn_s: NonNegativeFloat = Field(default=0.45, description="A turn's way through client, router and scheduler.")
 
 

@@ -141,7 +141,8 @@ class Node:
     def snapshot(self, now: float) -> NodeState:
         """What the policies see, as a group's fetch reports it; the same object while nothing has changed."""
         read_q_tokens = self.read_q_tokens(now)
-        if self._reported is not None and self._reported.read_q_tokens == read_q_tokens:
+        if self._reported is not None:
+            self._reported = self._reported.reading(read_q_tokens)
             return self._reported
         self._reported = NodeState(
             node_id=self.node_id,

@@ -1,5 +1,6 @@
 """One simulated run: the life of its requests, from event to event."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import final
 
@@ -52,6 +53,7 @@ class Simulation:
         self._views = [array.data for array in (self._prompts, self._hits, workload.generate_tokens)]
         self._number = {node: index for nodes in (self.prefill, self.decode) for index, node in enumerate(nodes)}
         self._freed: dict[Node, None] = {}
+        self._round_is_due, self._last_round_s = False, -math.inf
         self._ended = 0
         self._progress: Callable[[int], object] = lambda requests: None
 
@@ -100,6 +102,14 @@ class Simulation:
         return self._dispatch(now)
 
     def _dispatch(self, now: float) -> list[Event]:
+        """The next round of the scheduler, in which it looks at all that has changed since the one before."""
+        if self._round_is_due:
+            return []
+        self._round_is_due = True
+        return [(max(now, self._last_round_s + self.spec.calibration.round_s), self._round, None)]
+
+    def _round(self, now: float, _: None) -> list[Event]:
+        self._round_is_due, self._last_round_s = False, now
         freed, self._freed = self._freed, {}
         events: list[Event] = []
         log = self.log
