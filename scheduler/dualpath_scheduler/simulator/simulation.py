@@ -117,6 +117,8 @@ class Simulation:
             index = request.index
             log.assigned_s[index] = now
             log.prefill_side_tokens[index] = request.prefill_side
+            log.prefill_tier_tokens[index] = request.prefill_resident
+            log.decode_tier_tokens[index] = request.decode_resident
             log.prefill_node[index] = self._number[request.prefill]
             log.prefill_engine[index] = request.prefill_engine
             log.decode_node[index] = self._number[request.decode]
@@ -133,8 +135,8 @@ class Simulation:
         return request.prefill.buffer.take(now, request.prefill_side, self._has_buffers, request)
 
     def _has_buffers(self, now: float, request: Request) -> Iterable[Event]:
-        request.prefill.read_waiting_tokens -= request.prefill_side
-        request.decode.read_waiting_tokens -= request.decode_side
+        request.prefill.read_waiting_tokens -= request.prefill_side - request.prefill_resident
+        request.decode.read_waiting_tokens -= request.decode_side - request.decode_resident
         self.log.read_start_s[request.index] = now
         if self.spec.mode.free_transfers:
             return self._read(now, request)
@@ -189,6 +191,7 @@ class Simulation:
             block_tokens = self.spec.block_tokens
             whole = (request.prompt + request.generate) // block_tokens * block_tokens
             self.traffic.persist(now, request, exported=request.generate, stored=whole - request.hit)
+            request.decode.tier.use(request.session, request.hit // block_tokens, whole // block_tokens)
         events = self._dispatch(now)
         following = request.index + 1
         if following < self.workload.first[request.session + 1]:

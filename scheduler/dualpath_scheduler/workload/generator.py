@@ -31,7 +31,7 @@ PAPER_SESSIONS = 500
 
 _JITTER = 0.3
 _SPREAD = 0.8
-_LEAST_TURN_TOKENS = 96
+_LEAST_TURN_TOKENS = 112
 """Tokens that a turn of any session has on average: a call, its result, and the markers around them."""
 _MAX_SEED = 2**31
 
