@@ -16,7 +16,6 @@ from typing import NoReturn, final
 from tqdm import tqdm
 
 from dualpath_configs import SIMULATED_MODES, SimulatedSpec, SpecError, load_simulated, simulated_names
-from dualpath_scheduler.policy import READ_PLANS
 from dualpath_scheduler.report import RunRecord, format_table, summarise, write_report
 from dualpath_scheduler.simulator.outcome import Outcome, outcome_of, run_record
 from dualpath_scheduler.simulator.search import Targets, highest_rate
@@ -117,8 +116,6 @@ def _workload(flags: argparse.Namespace, trace: Trace, arrivals_per_s: float | N
 
 def _spec(flags: argparse.Namespace, mode: str, setting: dict[str, object]) -> SimulatedSpec:
     overrides = dict(parse_override(text, "--set") for text in flags.set)
-    if flags.read_plan:
-        overrides["read_plan"] = flags.read_plan
     return load_simulated(flags.config, {**overrides, **setting, "mode": mode})
 
 
@@ -151,7 +148,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--arrivals_per_s", type=_positive, help="sessions that start a second; absent: all at once")
     add("--mode", nargs="+", choices=list(SIMULATED_MODES), default=["dualpath"], metavar="MODE",
         help=f"one or more of {', '.join(SIMULATED_MODES)}")  # fmt: skip
-    add("--read_plan", choices=list(READ_PLANS), help="instead of the mode's own")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key of the spec")
     add("--sweep", action="append", default=[], metavar="KEY=A,B,C", help="run every value; several: all combinations")
     add("--slo_ttft_s", type=_positive, help="search the highest arrival rate whose mean TTFT is within this")
