@@ -49,7 +49,12 @@ class Traffic:
         """
         first, last = now, now
         for node, tokens, resident, hops in (
-            (request.prefill, request.prefill_side, request.prefill_resident, ("storage_to_prefill", "tier_to_prefill")),
+            (
+                request.prefill,
+                request.prefill_side,
+                request.prefill_resident,
+                ("storage_to_prefill", "tier_to_prefill"),
+            ),
             (request.decode, request.decode_side, request.decode_resident, ("storage_to_decode", "tier_to_decode")),
         ):
             if resident:
