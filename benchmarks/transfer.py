@@ -41,6 +41,7 @@ from dualpath_jax.transfer import (
 )
 from dualpath_jax.transfer.endpoint import SERVER_OPTIONS
 from dualpath_jax.transfer.nixl_agent import WAKE_US, nixl_bindings
+from dualpath_jax.transfer.nixl_outbound import POSTED_BYTES
 from dualpath_jax.transfer.nixl_transport import default_options
 from dualpath_jax.transfer.wire import MESSAGE_OPTIONS
 
@@ -48,7 +49,7 @@ MIB = 1024 * 1024
 BARE_SERVICE = "benchmark.Bare"
 REGION_BYTES = 64 * MIB
 BARE_FRAME_BYTES = MIB
-UNDER_WAY_BYTES = 16 * MIB
+UNDER_WAY_BYTES = POSTED_BYTES
 DEADLINE_S = 120.0
 HOST = "127.0.0.1:0"
 SOURCE_ARRAY = np.ones(REGION_BYTES, np.uint8)
@@ -136,8 +137,8 @@ def _batches(total_bytes: int, piece_bytes: int, pieces: int) -> Iterator[list[i
 
 
 async def _at_once(puts: Iterator[Awaitable[None]], per_batch: int) -> None:
-    """As many at a time as fill 16 MiB, or two."""
-    room = asyncio.Semaphore(max(2, UNDER_WAY_BYTES // per_batch))
+    """Twice as much is handed over at a time as a transport has under way, so that it can prepare what comes next."""
+    room = asyncio.Semaphore(2 * UNDER_WAY_BYTES // per_batch)
 
     async def one(put: Awaitable[None]) -> None:
         async with room:
@@ -159,7 +160,7 @@ async def _transport(transport: Transport, target: tuple[str, RegionHandle], tot
 
 @final
 class BareNixl:
-    """NIXL by itself, without an event loop: posts batches, and looks whether they are done, 16 MiB at a time."""
+    """NIXL by itself, without an event loop: posts as much at a time as the transport, and looks whether it is done."""
 
     def __init__(self, memory: np.ndarray) -> None:
         nixl = self._nixl = nixl_bindings()
@@ -180,7 +181,7 @@ class BareNixl:
         piece_bytes, pieces = SHAPES[shape]
         name, metadata, there = target
         self._agent.loadRemoteMD(metadata)
-        at_once = max(2, UNDER_WAY_BYTES // (piece_bytes * pieces))
+        at_once = UNDER_WAY_BYTES // (piece_bytes * pieces)
         under_way: deque[int] = deque()
         for offsets in _batches(total_bytes, piece_bytes, pieces):
             if len(under_way) == at_once:

@@ -67,6 +67,9 @@ class HardwareSpec(Spec):
     cnic_bytes_per_s: PositiveFloat = Field(description="One engine's compute card.")
     memory_bytes_per_s: PositiveFloat = Field(description="One node's DRAM, reads and writes together.")
     buffer_bytes: PositiveInt = Field(description="One node's DRAM for the KV of requests under way.")
+    dram_tier_bytes: NonNegativeInt = Field(
+        default=0, description="One node's DRAM for blocks that it read or wrote lately, beside its buffer; 0: none."
+    )
 
 
 class CalibrationSpec(Spec):
@@ -91,6 +94,9 @@ class CalibrationSpec(Spec):
     )
     block_copy_s: NonNegativeFloat = Field(
         default=3e-6, description="Without layerwise prefill: copying a Layer Block to a device, whatever its size."
+    )
+    round_s: NonNegativeFloat = Field(
+        default=0.005, description="Least time from one round of the scheduler to the next: leaders fetch so often."
     )
     turn_s: NonNegativeFloat = Field(default=0.45, description="A turn's way through client, router and scheduler.")
 
@@ -129,6 +135,11 @@ class SimulatedSpec(Spec):
         """Tokens whose KV fits beside the weights of a decode engine, whole blocks."""
         free = self.hardware.hbm_bytes * self.calibration.hbm_share - self.model.decode_weights_bytes
         return int(free / self.model.kv_bytes_per_token) // self.block_tokens * self.block_tokens
+
+    @property
+    def dram_tier_blocks(self) -> int:
+        """Blocks whose KV fits the DRAM tier of a node."""
+        return self.hardware.dram_tier_bytes // (self.model.kv_bytes_per_token * self.block_tokens)
 
     @property
     def buffer_tokens(self) -> int:

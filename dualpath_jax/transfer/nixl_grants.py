@@ -57,11 +57,11 @@ class Grants:
 
     def give(self, grant: Grant) -> list[int]:
         """Grant it, for the first time or anew; the pieces' addresses. Raises RefusedError where a region has gone."""
-        views = [region.view(offset, size) for region, offset, size in grant.pieces]
-        grant.agent = grant.lane.agent(views)
+        segments, addresses = _places(grant.pieces)
+        grant.agent = grant.lane.agent(segments)
         grant.quiet = asyncio.get_running_loop().create_future()
         self._grants.add(grant)
-        return [address_of(view) for view in views]
+        return addresses
 
     def end(self, grant: Grant) -> None:
         """Its writer says that nothing of it is under way."""
@@ -82,6 +82,19 @@ class Grants:
     def _agent_ended(self, agent: NixlAgent) -> None:
         for grant in [grant for grant in self._grants if grant.agent is agent]:
             self.end(grant)
+
+
+def _places(pieces: Pieces) -> tuple[list[memoryview], list[int]]:
+    """The segments that the pieces lie in, and where each piece begins. Raises RefusedError where a region has gone."""
+    segments, addresses = [], []
+    last, start = None, 0
+    for region, offset, size in pieces:
+        segment, within = region.place(offset, size)
+        if segment is not last:
+            last, start = segment, address_of(segment) if segment else 0
+            segments.append(segment)
+        addresses.append(start + within)
+    return segments, addresses
 
 
 async def _take_back(grants: Iterable[Grant]) -> None:

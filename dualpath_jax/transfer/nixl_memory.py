@@ -67,10 +67,10 @@ class KnownMemory:
         missing: dict[int, tuple[Extent, object]] = {}
         last: object = None
         for view in views:
-            owner = _owner(view)
-            if owner is last:
+            if view.obj is last:  # neighbours mostly lie in one object
                 continue
-            last = owner
+            last = view.obj
+            owner = _owner(view)
             if id(owner) not in missing and not self._knows(owner):
                 missing[id(owner)] = _extent(owner), owner
         if not missing:

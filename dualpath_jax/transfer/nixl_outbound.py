@@ -25,10 +25,14 @@ from dualpath_jax.transfer.nixl_pb2 import (
 )
 from dualpath_jax.transfer.peer_stream import PeerStream
 from dualpath_jax.transfer.tasks import settle
+from dualpath_jax.transfer.window import Window
 
 T = TypeVar("T")
 
 PATH = "/dualpath.transfer.NixlTransfer/Write"
+
+POSTED_BYTES = 32 * 1024 * 1024
+"""Of one peer and lane. Batches beyond have asked already, so that the next one is posted as soon as one has ended."""
 
 MOST_POSTS = 4
 """Posts of one batch before its failure is passed up: agents are replaced, if rarely, while others use them."""
@@ -42,6 +46,7 @@ class NixlBatch:
         self.number = number
         self.writes = batch
         self.pieces = wire.pieces_of(batch)
+        self.size_bytes = sum(self.pieces.size_bytes)
         self.started_s = time.monotonic()
         self.asked = False
         self.put: Put | None = None
@@ -74,6 +79,7 @@ class NixlOutbound(PeerStream[NixlBatch]):
         self._agents = agents
         self._numbers = count(1)
         self._requests: deque[NixlRequest] = deque()
+        self._posted = Window(POSTED_BYTES)
         self._metadata: tuple[str, bytes] = ("", b"")  # the peer's agent, as heard last
         super().__init__(peer, PATH, options)
 
@@ -98,7 +104,8 @@ class NixlOutbound(PeerStream[NixlBatch]):
         failure = ""
         for _ in range(MOST_POSTS):
             try:
-                await _result(batch, self._post(batch, answer), until_s - settle_s)
+                async with asyncio.timeout_at(until_s - settle_s), self._posted.slot(batch.size_bytes):
+                    await _result(batch, self._post(batch, answer), until_s - settle_s)
                 return
             except AgentGoneError:  # ended under this write, for the sake of another one
                 batch.unsure = True
@@ -112,6 +119,8 @@ class NixlOutbound(PeerStream[NixlBatch]):
         raise TransferError(Failure.PEER_LOST, self.peer, f"posted {MOST_POSTS} times in vain: {failure}")
 
     def _post(self, batch: NixlBatch, answer: NixlAnswer) -> "asyncio.Future[None]":
+        if batch.failed.done():  # while it waited for its turn
+            raise batch.failed.result()
         sources = [write.source for write in batch.writes]
         agent = self._agents.agent(sources)
         name, metadata = self._metadata

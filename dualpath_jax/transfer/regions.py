@@ -43,19 +43,17 @@ class Region:
 
     def write(self, offset_bytes: int, data: memoryview) -> None:
         """Copies `data` in, without yielding to the event loop. Raises RefusedError as `check` does."""
-        self.check(offset_bytes, len(data))
-        if not data or self._segments is None:
-            return
-        index, start = divmod(offset_bytes, self._segment_bytes)
-        self._segments[index][start : start + len(data)] = data
+        segment, start = self.place(offset_bytes, len(data))
+        if data:
+            segment[start : start + len(data)] = data
 
-    def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
-        """That part of the memory. Raises RefusedError as `check` does."""
+    def place(self, offset_bytes: int, size_bytes: int) -> tuple[memoryview, int]:
+        """The segment that this part of the memory lies in, and where in it. Raises RefusedError as `check` does."""
         self.check(offset_bytes, size_bytes)
         if not size_bytes or self._segments is None:
-            return memoryview(b"")
+            return memoryview(b""), 0
         index, start = divmod(offset_bytes, self._segment_bytes)
-        return self._segments[index][start : start + size_bytes]
+        return self._segments[index], start
 
     def close(self) -> None:
         """Forget the memory: whatever comes later is refused."""

@@ -36,6 +36,7 @@ CALIBRATION = CalibrationSpec(
     request_layer_s=0.0,
     block_copy_s=0.0,
     turn_s=0.0,
+    round_s=0.0,
 )
 
 

@@ -66,6 +66,8 @@ def test_the_hops_of_one_session():
     assert tokens == {
         "storage_to_prefill": 128,
         "storage_to_decode": 0,
+        "tier_to_prefill": 0,
+        "tier_to_decode": 0,
         "prefill_load": 128,
         "decode_load": 0,
         "prefill_to_decode": 128 + 203,  # misses of both turns, and the hit that the decode node has not read

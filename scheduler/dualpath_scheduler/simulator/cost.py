@@ -1,5 +1,6 @@
 """What a batch or a step takes: operations and bytes over the rates of an engine, and costs that have no size."""
 
+from collections.abc import Iterable
 from typing import final
 
 from dualpath_configs import SimulatedSpec
@@ -50,10 +51,19 @@ class Cost:
         """Tokens of KV that one new token reads."""
         return context if self._sparse is None or context < self._sparse else self._sparse
 
-    def step_s(self, requests: int, context: float, attended: float) -> float:
-        """One decode step of an engine: `context` tokens of its `requests`, of which `attended` are read."""
-        memory = self._step_weights_s + attended * self._attended_memory_s + context * self._context_memory_s
-        compute = (
-            requests * self._request_compute_s + attended * self._attended_compute_s + context * self._context_compute_s
-        )
-        return self._step_s + (memory if memory > compute else compute)
+    def step_s(self, engines: Iterable[tuple[int, float, float]], clock: float) -> float:
+        """One decode step of engines that wait for each other, as long as the slowest takes.
+
+        Each has so many requests, of `context + clock` tokens each summed over them, and `attended` of those are read.
+        """
+        longest = self._step_weights_s
+        for requests, context, attended in engines:
+            context += requests * clock
+            memory = self._step_weights_s + attended * self._attended_memory_s + context * self._context_memory_s
+            compute = (
+                requests * self._request_compute_s
+                + attended * self._attended_compute_s
+                + context * self._context_compute_s
+            )
+            longest = max(longest, memory, compute)
+        return self._step_s + longest

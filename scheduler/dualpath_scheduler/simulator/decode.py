@@ -27,7 +27,7 @@ class DecodeUnit:
         self._leave = leave
         self._clock = 0.0
         self._since_s = 0.0
-        self._step_s = cost.step_s(0, 0.0, 0.0)
+        self._step_s = cost.step_s((), 0.0)
         self._version = 0
         self._leaving: list[tuple[float, int, Request]] = []
         self._requests = [0] * len(engines)
@@ -59,11 +59,8 @@ class DecodeUnit:
 
     def _next(self, now: float) -> Event:
         """The next time at which somebody leaves or the step's time is looked at again."""
-        clock, step = self._clock, self._cost.step_s
-        self._step_s = max(
-            step(count, context + count * clock, attended)
-            for count, context, attended in zip(self._requests, self._context, self._attended, strict=True)
-        )
+        clock = self._clock
+        self._step_s = self._cost.step_s(zip(self._requests, self._context, self._attended, strict=True), clock)
         self._version += 1
         until = min(self._leaving[0][0], clock + _LONGEST_STRIDE)
         return now + (until - clock) * self._step_s, self._reached, (self._version, until)

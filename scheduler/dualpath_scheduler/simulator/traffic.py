@@ -3,6 +3,7 @@
 | hop | from → to | passes |
 | --- | --- | --- |
 | `storage_to_prefill` | storage → prefill DRAM | SNIC; memory |
+| `tier_to_prefill`, `tier_to_decode` | a node's DRAM tier → its buffer | memory, read and written |
 | `prefill_load` | prefill DRAM → prefill HBM | memory; CNIC, out and in |
 | `decode_load` | decode DRAM → prefill HBM | memory, CNIC out; the prefill engine's CNIC in |
 | `prefill_to_decode` | prefill HBM → decode DRAM | CNIC out; the decode engine's CNIC in, memory |
@@ -14,11 +15,13 @@
 
 from typing import final
 
-from dualpath_scheduler.simulator.nodes import Request
+from dualpath_scheduler.simulator.nodes import Node, Request
 
 HOPS = (
     "storage_to_prefill",
     "storage_to_decode",
+    "tier_to_prefill",
+    "tier_to_decode",
     "prefill_load",
     "decode_load",
     "prefill_to_decode",
@@ -42,19 +45,34 @@ class Traffic:
         """Storage to DRAM on both sides, each its share; returns when the first part of both is there, and the last.
 
         A request alone does not fill a card: it has no more than so many reads under way. Read whole, it is one part.
+        What a side has in its tier is copied, and is there before the rest is read.
         """
         first, last = now, now
-        for node, tokens, hop in (
-            (request.prefill, request.prefill_side, "storage_to_prefill"),
-            (request.decode, request.decode_side, "storage_to_decode"),
+        for node, tokens, resident, hops in (
+            (
+                request.prefill,
+                request.prefill_side,
+                request.prefill_resident,
+                ("storage_to_prefill", "tier_to_prefill"),
+            ),
+            (request.decode, request.decode_side, request.decode_resident, ("storage_to_decode", "tier_to_decode")),
         ):
-            if tokens:
-                count = tokens * self._token_bytes
-                self.bytes[hop] += count
+            if resident:
+                copied = self._copy(now, node, resident, hops[1])
+                first, last = max(first, copied), max(last, copied)
+            if tokens > resident:
+                count = (tokens - resident) * self._token_bytes
+                self.bytes[hops[0]] += count
                 through = max(node.read(now, count), now + count / self._read_bytes_per_s)
                 own_s = count / min(node.snic.rate, self._read_bytes_per_s)
                 first, last = max(first, through - own_s * (1 - 1 / self._read_parts)), max(last, through)
         return first, last
+
+    def _copy(self, now: float, node: Node, tokens: int, hop: str) -> float:
+        count = tokens * self._token_bytes
+        self.bytes[hop] += count
+        node.tier_read_bytes += count
+        return node.memory.send(now, 2 * count)
 
     def load(self, now: float, request: Request) -> float:
         """The prefix of one batch into prefill HBM: what the decode side read from there, the rest from here."""
