@@ -2,8 +2,10 @@
 
 import pytest
 
-from dualpath_configs import SchedulingSpec
+from dualpath_configs import SchedulingSpec, load_simulated
 from dualpath_scheduler.simulator.simulation import Simulation
+from dualpath_scheduler.simulator.workload import make_workload
+from dualpath_scheduler.workload import load_trace
 from tests.simulator.small import HARDWARE, small_spec, workload
 
 TWO_TURNS = workload([(128, 11), (64, 1)])
@@ -59,6 +61,22 @@ def test_both_together():
 def test_without_layerwise_prefill_the_order_changes_nothing():
     blocks, layers = (finished(mode="basic", read_order=order) for order in ("blocks", "layers"))
     assert second_ttft_s(blocks) == second_ttft_s(layers)
+
+
+def test_a_session_returns_to_the_node_that_holds_its_kv():
+    """Four decode nodes with room for all blocks: in balance, most turns come to one that lacks the last ones."""
+    trace = load_trace("paper-32k", vocab_size=1000, max_sessions=20, max_turns=8)
+    work = make_workload(trace, agents=40, arrivals_per_s=8.0)
+
+    def read_bytes(worth: float) -> int:
+        overrides = {"scheduling.decode_affinity": worth, "hardware.dram_tier_bytes": 10**12}
+        run = Simulation(load_simulated("660b_2p4d", overrides), work)
+        run.run()
+        return run.traffic.bytes["storage_to_prefill"] + run.traffic.bytes["storage_to_decode"]
+
+    balance, weak, strong = (read_bytes(worth) for worth in (0.0, 1.0, 2.0))
+    assert strong < 0.5 * balance
+    assert strong < weak < 0.9 * balance
 
 
 @pytest.mark.parametrize(("snic", "loaded"), [(0.51e6, 128), (0.49e6, 0)])

@@ -6,7 +6,7 @@ from typing import final
 
 from dualpath_configs import SimulatedSpec
 from dualpath_scheduler import policy
-from dualpath_scheduler.policy import Placement, ReadPlanPolicy, ReadSnapshot, WaitingRequest
+from dualpath_scheduler.policy import NodeState, Placement, ReadPlanPolicy, ReadSnapshot, WaitingRequest
 from dualpath_scheduler.simulator.nodes import Node, Request
 
 
@@ -70,8 +70,7 @@ class Dispatcher:
             self._take_prefill(policy.assign_prefill(_prompts(self._for_prefill), groups))
         fetching = dict.fromkeys(decode)
         if self._for_decode:
-            groups = [node.last_snapshot(now) for node in self._decode]
-            for _, node_id in policy.drain_to_groups(_rooms(self._for_decode), groups):
+            for _, node_id in self._drain([node.last_snapshot(now) for node in self._decode]):
                 node, request = self._by_id[node_id], self._for_decode.popleft()
                 if not node.queue:
                     fetching.setdefault(node)
@@ -82,6 +81,21 @@ class Dispatcher:
                 placements = policy.assign_decode(_rooms(node.queue), node.snapshot(now))
                 assigned.extend(self._take_decode(placements, node.dequeue))
         return assigned
+
+    def _drain(self, groups: list[NodeState]) -> list[tuple[str, str]]:
+        """Phase 1, with affinity to what the groups' DRAM tiers hold where the spec says so."""
+        worth, block_tokens = self._spec.scheduling.decode_affinity, self._spec.block_tokens
+        if not worth:
+            return policy.drain_to_groups(_rooms(self._for_decode), groups)
+        held = {
+            str(request.index): {
+                node.node_id: blocks * block_tokens
+                for node in self._decode
+                if (blocks := node.tier.back(request.session, request.hit // block_tokens))
+            }
+            for request in self._for_decode
+        }
+        return policy.drain_with_affinity(_rooms(self._for_decode), groups, held, worth=worth)
 
     def _place_in_turn(self, now: float) -> list[Request]:
         if self._for_prefill:
