@@ -14,6 +14,7 @@ from pydantic import (
 
 from dualpath_configs.base import Spec
 from dualpath_configs.cluster import MODES, ModeSpec, SchedulingSpec
+from dualpath_configs.measured import MeasuredSpec
 
 SIMULATED_MODES: dict[str, ModeSpec] = {
     "basic": MODES["basic"],
@@ -67,6 +68,9 @@ class HardwareSpec(Spec):
     cnic_bytes_per_s: PositiveFloat = Field(description="One engine's compute card.")
     memory_bytes_per_s: PositiveFloat = Field(description="One node's DRAM, reads and writes together.")
     buffer_bytes: PositiveInt = Field(description="One node's DRAM for the KV of requests under way.")
+    burst_bytes: NonNegativeInt = Field(
+        default=0, description="What passes a card at once after a rest: the depth of an emulated one's token bucket."
+    )
 
 
 class CalibrationSpec(Spec):
@@ -101,11 +105,18 @@ class SimulatedSpec(Spec):
     model: SimulatedModelSpec
     hardware: HardwareSpec
     calibration: CalibrationSpec = CalibrationSpec()
+    measured: MeasuredSpec | None = Field(
+        default=None, description="Computing as it was timed; absent: a roofline of `hardware` and `calibration`."
+    )
     prefill_nodes: PositiveInt
     decode_nodes: PositiveInt
     engines_per_node: PositiveInt = 8
     block_tokens: PositiveInt = 64
     batch_tokens: PositiveInt = Field(default=16_384, description="Most new tokens of one engine's prefill batch.")
+    prefix_tokens: PositiveInt | None = Field(
+        default=None, description="Most stored tokens of one engine's prefill batch; absent: what device memory holds."
+    )
+    prefix_unit_tokens: PositiveInt = Field(default=1, description="Tokens in which a request's stored ones count.")
     decode_slots: PositiveInt = Field(default=1024, description="Requests that one engine decodes at a time.")
     scheduling: SchedulingSpec = SchedulingSpec()
     mode: ModeSpec = ModeSpec()
@@ -138,6 +149,11 @@ class SimulatedSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.measured is not None and max(self.measured.batch_widths) < self.batch_tokens:
+            raise ValueError(
+                f"batch_tokens = {self.batch_tokens}: expected at most {max(self.measured.batch_widths)}, the widest "
+                "batch of measured.batch_widths"
+            )
         if self.hardware.memory_bytes_per_s <= self.hardware.snic_bytes_per_s:
             raise ValueError(
                 f"hardware.memory_bytes_per_s = {self.hardware.memory_bytes_per_s:g}: expected more than "

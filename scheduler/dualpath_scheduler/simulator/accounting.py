@@ -45,7 +45,9 @@ def _requests(run: "Simulation") -> Iterator[Balance]:
 
 
 def _tokens(run: "Simulation") -> Iterator[Balance]:
-    prompts, hits = run.workload.prompt_tokens(), run.workload.hit_tokens(run.spec.block_tokens)
+    prompts, hits = run.workload.prompt_tokens(), run.log.counts["hit_tokens"]
+    most = run.workload.hit_tokens(run.spec.block_tokens)
+    yield "requests with no more hits than tokens before them", int((hits <= most).sum()), run.workload.requests
     computed = sum(unit.computed_tokens for node in run.prefill for unit in node.prefill_units)
     yield "tokens prefilled", computed, int((prompts - hits).sum())
     decoded = sum(unit.decoded_tokens for node in run.decode for unit in node.decode_units)
@@ -56,7 +58,8 @@ def _hops(run: "Simulation") -> Iterator[Balance]:
     """The bytes of each hop, from the workload and the read plans alone."""
     hops, workload, block_tokens = run.traffic.bytes, run.workload, run.spec.block_tokens
     token_bytes = 0 if run.spec.mode.free_transfers else run.spec.model.kv_bytes_per_token
-    prompts, hits, generated = workload.prompt_tokens(), workload.hit_tokens(block_tokens), workload.generate_tokens
+    prompts, generated = workload.prompt_tokens(), workload.generate_tokens
+    hits = run.log.counts["hit_tokens"].astype(np.int64)
     prefill_side = int(run.log.counts["prefill_side_tokens"].sum())
     hit, prompt = int(hits.sum()), int(prompts.sum())
     reloaded = sum(unit.reloaded_tokens for node in run.prefill for unit in node.prefill_units)

@@ -17,10 +17,17 @@ class Dispatcher:
     As in the service: with `scheduling`, prefill groups take from the queue by Algorithm 1, the rest is drained to
     decode groups, and each places its own queue; without, requests are dealt to all engines in turn. A prefill group
     has a fetch open while one of its engines could take something, a decode group while its queue holds something that
-    it has not looked at since its room changed.
+    it has not looked at since its room changed. `stored_tokens` says how much of a request's prefix storage has.
     """
 
-    def __init__(self, spec: SimulatedSpec, prefill: list[Node], decode: list[Node]) -> None:
+    def __init__(
+        self,
+        spec: SimulatedSpec,
+        prefill: list[Node],
+        decode: list[Node],
+        stored_tokens: Callable[[float, Request], int],
+    ) -> None:
+        self._stored_tokens = stored_tokens
         self._spec = spec
         self._prefill = prefill
         self._decode = decode
@@ -117,6 +124,7 @@ class Dispatcher:
 
     def _fix_plan(self, now: float, request: Request) -> None:
         block_tokens = self._spec.block_tokens
+        request.hit = request.computed = self._stored_tokens(now, request)
         snapshot = ReadSnapshot(
             hit_blocks=request.hit // block_tokens,
             prefill_read_q_tokens=request.prefill.read_q_tokens(now),

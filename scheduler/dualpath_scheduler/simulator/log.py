@@ -13,7 +13,14 @@ TIMES: Final = (
     "first_token_s",
     "end_s",
 )
-COUNTS: Final = ("prefill_side_tokens", "prefill_node", "prefill_engine", "decode_node", "decode_engine")
+COUNTS: Final = (
+    "hit_tokens",
+    "prefill_side_tokens",
+    "prefill_node",
+    "prefill_engine",
+    "decode_node",
+    "decode_engine",
+)
 
 
 @final
@@ -28,8 +35,9 @@ class RequestLog:
         self.counts = {name: np.zeros(requests, np.int32) for name in COUNTS}
         self.arrival_s, self.assigned_s, self.read_start_s, self.read_end_s = map(self._time, TIMES[:4])
         self.prefill_start_s, self.first_token_s, self.end_s = map(self._time, TIMES[4:])
-        self.prefill_side_tokens, self.prefill_node, self.prefill_engine = map(self._count, COUNTS[:3])
-        self.decode_node, self.decode_engine = map(self._count, COUNTS[3:])
+        self.hit_tokens, self.prefill_side_tokens = map(self._count, COUNTS[:2])
+        self.prefill_node, self.prefill_engine = map(self._count, COUNTS[2:4])
+        self.decode_node, self.decode_engine = map(self._count, COUNTS[4:])
 
     def _time(self, name: str) -> "memoryview[float]":
         return cast("memoryview[float]", self.times[name].data)

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 @final
 @dataclass(slots=True, eq=False)
 class Request:
-    """A turn under way. Tokens of the prompt, of its stored prefix, and of the whole blocks that it takes in decode."""
+    """A turn under way. Tokens of the prompt, of its stored prefix, and of the whole blocks that it takes in decode.
+
+    Until the read plan is fixed, `hit` is all that the session may have stored by then.
+    """
 
     index: int
     session: int
@@ -94,11 +97,12 @@ class Node:
         hardware, fitted = spec.hardware, spec.calibration
         engines, cnic = spec.engines_per_node, hardware.cnic_bytes_per_s * fitted.cnic_efficiency
         self.node_id = node_id
-        self.snic = Link(hardware.snic_bytes_per_s * fitted.snic_efficiency)
-        self.snic_write = Link(hardware.snic_bytes_per_s * fitted.snic_efficiency)
+        burst = hardware.burst_bytes
+        self.snic = Link(hardware.snic_bytes_per_s * fitted.snic_efficiency, burst)
+        self.snic_write = Link(hardware.snic_bytes_per_s * fitted.snic_efficiency, burst)
         self.memory = Link(hardware.memory_bytes_per_s - hardware.snic_bytes_per_s)
-        self.cnic_read = [Link(cnic) for _ in range(engines)]
-        self.cnic_write = [Link(cnic) for _ in range(engines)]
+        self.cnic_read = [Link(cnic, burst) for _ in range(engines)]
+        self.cnic_write = [Link(cnic, burst) for _ in range(engines)]
         self.buffer = Buffer(spec.buffer_tokens)
         self.read_waiting_tokens = 0
         self.read_end_s, self.read_bytes = array("d"), array("q")

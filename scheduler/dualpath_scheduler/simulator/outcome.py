@@ -94,7 +94,7 @@ def _request_records(run: Simulation) -> list[RequestRecord]:
     workload, log, block_tokens = run.workload, run.log, run.spec.block_tokens
     times = {name: values.tolist() for name, values in log.times.items()}
     counts = {name: values.tolist() for name, values in log.counts.items()}
-    prompts, hits = workload.prompt_tokens().tolist(), workload.hit_tokens(block_tokens).tolist()
+    prompts, hits = workload.prompt_tokens().tolist(), counts["hit_tokens"]
     sessions = np.repeat(np.arange(workload.sessions), np.diff(workload.first)).tolist()
     first, generated = workload.first.tolist(), workload.generate_tokens.tolist()
     return [

@@ -7,13 +7,16 @@ import numpy as np
 
 from dualpath_configs import SimulatedSpec
 from dualpath_scheduler.simulator.accounting import check_conservation
-from dualpath_scheduler.simulator.cost import Cost
+from dualpath_scheduler.simulator.cores import Cores
+from dualpath_scheduler.simulator.cost import Cost, Roofline
 from dualpath_scheduler.simulator.decode import DecodeUnit
 from dualpath_scheduler.simulator.dispatch import Dispatcher
 from dualpath_scheduler.simulator.log import RequestLog
 from dualpath_scheduler.simulator.loop import Event, run_events
+from dualpath_scheduler.simulator.measured_cost import MeasuredCost
 from dualpath_scheduler.simulator.nodes import Node, Request
 from dualpath_scheduler.simulator.prefill import Chunk, PrefillUnit, prefill_limits
+from dualpath_scheduler.simulator.storing import StoredBlocks
 from dualpath_scheduler.simulator.traffic import Traffic
 from dualpath_scheduler.simulator.workload import Workload
 from dualpath_scheduler.workload import TraceError
@@ -32,7 +35,7 @@ class Simulation:
         self._prompts = workload.prompt_tokens()
         self._hits = workload.hit_tokens(spec.block_tokens)
         self._check_sizes()
-        cost = Cost(spec)
+        cost, cores = _computing(spec)
         tokens_per_s = self._prefill_tokens_per_s(cost)
         self.prefill = [
             Node(f"prefill-{index:03d}", spec, decode_tokens=0, tokens_per_s=tokens_per_s)
@@ -44,10 +47,18 @@ class Simulation:
         ]
         for engines in _lockstep(spec):
             for node in self.prefill:
-                node.prefill_units.append(PrefillUnit(engines, spec, cost, self.traffic, self._prefilled))
+                node.prefill_units.append(
+                    PrefillUnit(engines, spec, cost, cores, traffic=self.traffic, ended=self._prefilled)
+                )
             for node in self.decode:
-                node.decode_units.append(DecodeUnit(engines, cost, self._leave))
-        self._dispatcher = Dispatcher(spec, self.prefill, self.decode)
+                node.decode_units.append(DecodeUnit(engines, spec.decode_slots, cost, cores, self._leave))
+        write_bytes_per_s = self.decode[0].snic_write.rate
+        self._stored = StoredBlocks(
+            workload.sessions,
+            block_tokens=spec.block_tokens,
+            block_s=spec.block_tokens * spec.model.kv_bytes_per_token / write_bytes_per_s,
+        )
+        self._dispatcher = Dispatcher(spec, self.prefill, self.decode, self._stored_tokens)
         self._next_turn = workload.first[:-1].copy()
         self._views = [array.data for array in (self._prompts, self._hits, workload.generate_tokens)]
         self._number = {node: index for nodes in (self.prefill, self.decode) for index, node in enumerate(nodes)}
@@ -85,7 +96,8 @@ class Simulation:
     def _prefill_tokens_per_s(self, cost: Cost) -> float:
         """What an engine gets through of the workload's mean request, cached tokens counted (β is profiled so)."""
         prompt, hit = float(np.mean(self._prompts)), float(np.mean(self._hits))
-        seconds = cost.batch_s(cost.attention_s(int(hit), max(1, int(prompt - hit))), prompt - hit)
+        new = min(max(1, int(prompt - hit)), self.spec.batch_tokens)
+        seconds = cost.batch_s([cost.attention_s(int(hit), new)], [new])
         return prompt / seconds
 
     def _arrive(self, now: float, session: int) -> Iterable[Event]:
@@ -96,7 +108,7 @@ class Simulation:
         prompt, generate, hit = prompts[index], generates[index], hits[index]
         room = -(-(prompt + generate) // block_tokens) * block_tokens
         self.log.arrival_s[index] = now
-        self._dispatcher.add(Request(index, session, prompt, generate, hit, room, computed=hit))
+        self._dispatcher.add(Request(index, session, prompt, generate, hit, room))
         return self._dispatch(now)
 
     def _dispatch(self, now: float) -> list[Event]:
@@ -106,6 +118,7 @@ class Simulation:
         for request in self._dispatcher.run(now, freed):
             index = request.index
             log.assigned_s[index] = now
+            log.hit_tokens[index] = request.hit
             log.prefill_side_tokens[index] = request.prefill_side
             log.prefill_node[index] = self._number[request.prefill]
             log.prefill_engine[index] = request.prefill_engine
@@ -155,6 +168,7 @@ class Simulation:
 
     def _insert(self, now: float, request: Request) -> Iterable[Event]:
         """All of the prompt's KV is on the decode node."""
+        self._persist(now, request, request.hit, request.prompt)
         events = request.prefill.buffer.give(now, request.prefill_side)
         events.append((self.traffic.insert(now, request), self._inserted, request))
         return events
@@ -168,6 +182,19 @@ class Simulation:
         units = request.decode.decode_units
         return units[request.decode_engine % len(units)].join(now, request)
 
+    def _persist(self, now: float, request: Request, first: int, last: int) -> None:
+        """Blocks that tokens `[first, last)` of a sequence complete go to storage."""
+        block_tokens = self.spec.block_tokens
+        whole = last // block_tokens * block_tokens
+        new = whole - first // block_tokens * block_tokens
+        if new:
+            self._stored.write(request.session, whole, new, self.traffic.persist(now, request, new))
+
+    def _stored_tokens(self, now: float, request: Request) -> int:
+        if self.spec.mode.free_transfers:
+            return request.hit
+        return min(request.hit, self._stored.tokens(now, request.session))
+
     def _leave(self, now: float, request: Request) -> Iterable[Event]:
         self.log.end_s[request.index] = now
         self._ended += 1
@@ -176,15 +203,22 @@ class Simulation:
         self._dispatcher.left(request)
         self._freed.setdefault(request.decode)
         if not self.spec.mode.free_transfers:
-            block_tokens = self.spec.block_tokens
-            whole = (request.prompt + request.generate) // block_tokens * block_tokens
-            self.traffic.persist(now, request, exported=request.generate, stored=whole - request.hit)
+            self.traffic.export(now, request, request.generate)
+            self._persist(now, request, request.prompt, request.prompt + request.generate)
         events = self._dispatch(now)
         following = request.index + 1
         if following < self.workload.first[request.session + 1]:
             pause_s = float(self.workload.delay_s[following]) + self.spec.calibration.turn_s
             events.append((now + pause_s, self._arrive, request.session))
         return events
+
+
+def _computing(spec: SimulatedSpec) -> tuple[Cost, Cores]:
+    """What engines take, and the cores on which they do: as measured, or by the roofline with cores of their own."""
+    if spec.measured is None:
+        return Roofline(spec), Cores(None)
+    engines = len(_lockstep(spec)[0])
+    return MeasuredCost(spec.measured, engines), Cores(spec.measured.shared_cores)
 
 
 def _lockstep(spec: SimulatedSpec) -> list[range]:
