@@ -19,15 +19,18 @@ class StoredBlocks:
         self._writing[session] += ((last, new, end_s),)
 
     def tokens(self, now: float, session: int) -> int:
-        """The session's tokens that storage has, without a gap. Those after them are forgotten: the turn that asks
-        computes them again, and writes them again.
+        """The session's tokens that storage has, without a gap.
+
+        A turn that finds a gap computes and writes again what comes after it; what is on its way arrives all the same.
         """
-        stored = self._stored[session]
-        for last, new, end_s in self._writing[session]:
-            late_blocks = max(0, math.ceil((end_s - now) / self._block_s))
-            there = last - min(new, late_blocks * self._block_tokens)
-            stored = max(stored, there)
-            if there < last:
-                break
-        self._stored[session], self._writing[session] = stored, ()
-        return stored
+        writing = self._writing[session]
+        if writing:
+            stored = self._stored[session]
+            for last, new, end_s in writing:
+                late_blocks = max(0, math.ceil((end_s - now) / self._block_s))
+                there = last - late_blocks * self._block_tokens
+                if last - new <= stored < there:
+                    stored = there
+            self._stored[session] = stored
+            self._writing[session] = tuple([run for run in writing if run[2] > now])
+        return self._stored[session]
