@@ -34,6 +34,7 @@ def simulated_cluster(spec: ClusterSpec, measured: MeasuredSpec, *, turn_s: floa
         memory_bytes_per_s=snic + _NO_LIMIT,
         buffer_bytes=spec.host_buffer_blocks * block_bytes,
         burst_bytes=network.burst_bytes if network.emulated else 0,
+        dram_tier_bytes=spec.storage.dram_bytes,
     )
     beta_tokens = scheduling.beta_tokens or max(1, round(scheduling.beta_s * measured.tokens_per_s))
     return SimulatedSpec(
@@ -67,6 +68,7 @@ def _nothing_fitted(turn_s: float) -> CalibrationSpec:
         exchange_s=0.0,
         request_layer_s=0.0,
         block_copy_s=0.0,
+        round_s=0.0,
         turn_s=turn_s,
     )
 

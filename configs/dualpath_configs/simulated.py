@@ -71,6 +71,9 @@ class HardwareSpec(Spec):
     burst_bytes: NonNegativeInt = Field(
         default=0, description="What passes a card at once after a rest: the depth of an emulated one's token bucket."
     )
+    dram_tier_bytes: NonNegativeInt = Field(
+        default=0, description="One node's DRAM for blocks that it read or wrote lately, beside its buffer; 0: none."
+    )
 
 
 class CalibrationSpec(Spec):
@@ -79,13 +82,13 @@ class CalibrationSpec(Spec):
     The defaults are those of `docs/simulator.md`, where the fit and its residuals stand.
     """
 
-    prefill_efficiency: PositiveFloat = Field(default=0.34, le=1.0, description="Of `flops_per_s`, in prefill.")
+    prefill_efficiency: PositiveFloat = Field(default=0.42, le=1.0, description="Of `flops_per_s`, in prefill.")
     decode_efficiency: PositiveFloat = Field(default=0.4, le=1.0, description="Of `flops_per_s`, in decode.")
     hbm_efficiency: PositiveFloat = Field(default=0.8, le=1.0, description="Of `hbm_bytes_per_s`, in decode.")
-    hbm_share: PositiveFloat = Field(default=0.92, le=1.0, description="Of `hbm_bytes`, for weights and KV.")
+    hbm_share: PositiveFloat = Field(default=0.93, le=1.0, description="Of `hbm_bytes`, for weights and KV.")
     snic_efficiency: PositiveFloat = Field(default=0.95, le=1.0, description="Of `snic_bytes_per_s`.")
     cnic_efficiency: PositiveFloat = Field(default=0.7, le=1.0, description="Of `cnic_bytes_per_s`.")
-    read_bytes_per_s: PositiveFloat = Field(default=10e9, description="What one request alone reads from storage.")
+    read_bytes_per_s: PositiveFloat = Field(default=8e9, description="What one request alone reads from storage.")
     layer_s: NonNegativeFloat = Field(default=2.5e-4, description="One layer of a batch or step, whatever it holds.")
     exchange_s: NonNegativeFloat = Field(
         default=2.8e-4, description="In one layer: tokens' way to shared experts and back, beside what overlaps."
@@ -94,9 +97,12 @@ class CalibrationSpec(Spec):
         default=3.5e-4, description="One request in one layer of a prefill batch, however few tokens are computed."
     )
     block_copy_s: NonNegativeFloat = Field(
-        default=3e-6, description="Without layerwise prefill: copying a Layer Block to a device, whatever its size."
+        default=2e-6, description="Without layerwise prefill: copying a Layer Block to a device, whatever its size."
     )
-    turn_s: NonNegativeFloat = Field(default=0.45, description="A turn's way through client, router and scheduler.")
+    round_s: NonNegativeFloat = Field(
+        default=0.005, description="Least time from one round of the scheduler to the next: leaders fetch so often."
+    )
+    turn_s: NonNegativeFloat = Field(default=0.75, description="A turn's way through client, router and scheduler.")
 
 
 class SimulatedSpec(Spec):
@@ -141,6 +147,11 @@ class SimulatedSpec(Spec):
         """Tokens whose KV fits beside the weights of a decode engine, whole blocks."""
         free = self.hardware.hbm_bytes * self.calibration.hbm_share - self.model.decode_weights_bytes
         return int(free / self.model.kv_bytes_per_token) // self.block_tokens * self.block_tokens
+
+    @property
+    def dram_tier_blocks(self) -> int:
+        """Blocks whose KV fits the DRAM tier of a node."""
+        return self.hardware.dram_tier_bytes // (self.model.kv_bytes_per_token * self.block_tokens)
 
     @property
     def buffer_tokens(self) -> int:

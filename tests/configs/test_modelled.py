@@ -39,6 +39,7 @@ def test_every_preset_converts(name: str, mode: str) -> None:
     assert spec.decode_slots == real.engine.decode_slots
     assert spec.batch_tokens == max(real.engine.prefill_token_buckets)
     assert spec.prefix_tokens == max(real.engine.prefix_token_buckets)
+    assert spec.hardware.dram_tier_bytes == real.storage.dram_bytes
     assert spec.measured == MEASURED
 
 

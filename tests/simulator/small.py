@@ -36,6 +36,7 @@ CALIBRATION = CalibrationSpec(
     request_layer_s=0.0,
     block_copy_s=0.0,
     turn_s=0.0,
+    round_s=0.0,
 )
 
 
@@ -51,14 +52,17 @@ def small_spec(mode: str = "dualpath", **changes: object) -> SimulatedSpec:
     )
 
 
-def workload(*sessions: list[tuple[int, int]], arrivals_s: tuple[float, ...] = ()) -> Workload:
-    """Sessions as lists of (appended, generated) tokens; all arrive at once unless it is said when."""
+def workload(*sessions: list[tuple[int, int]], arrivals_s: tuple[float, ...] = (), pause_s: float = 0.0) -> Workload:
+    """Sessions as lists of (appended, generated) tokens, with a pause before each turn but the first.
+
+    All arrive at once unless it is said when. A pause gives the blocks of a turn the time to be stored.
+    """
     turns = [turn for session in sessions for turn in session]
     return Workload(
         name="by hand",
         first=np.cumsum([0, *map(len, sessions)]).astype(np.int64),
         append_tokens=np.array([append for append, _ in turns], np.int32),
         generate_tokens=np.array([generate for _, generate in turns], np.int32),
-        delay_s=np.zeros(len(turns)),
+        delay_s=np.array([pause_s if turn else 0.0 for session in sessions for turn in range(len(session))]),
         arrival_s=np.array(arrivals_s or [0.0] * len(sessions)),
     )

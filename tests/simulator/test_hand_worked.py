@@ -5,21 +5,12 @@ import pytest
 
 from dualpath_configs import SchedulingSpec
 from dualpath_scheduler.simulator.simulation import Simulation
-from dualpath_scheduler.simulator.workload import Workload
 from dualpath_scheduler.workload import TraceError
 from tests.simulator.small import CALIBRATION, HARDWARE, MODEL, small_spec, workload
 
 NO_OVERLOAD = SchedulingSpec(beta_tokens=1_000_000)
 PAUSE_S = 2.0
-"""Of each session before its second turn: long enough for the first one's blocks to be stored."""
-
-
-def with_a_pause(work: Workload) -> Workload:
-    work.delay_s[:] = np.where(np.isin(np.arange(work.requests), work.first), 0.0, PAUSE_S)
-    return work
-
-
-TWO_TURNS = with_a_pause(workload([(128, 11), (64, 1)]))
+TWO_TURNS = workload([(128, 11), (64, 1)], pause_s=PAUSE_S)
 
 
 def finished(spec, work) -> Simulation:
@@ -77,6 +68,8 @@ def test_the_hops_of_one_session():
     assert tokens == {
         "storage_to_prefill": 128,
         "storage_to_decode": 0,
+        "tier_to_prefill": 0,
+        "tier_to_decode": 0,
         "prefill_load": 128,
         "decode_load": 0,
         "prefill_to_decode": 128 + 203,  # misses of both turns, and the hit that the decode node has not read
@@ -87,7 +80,7 @@ def test_the_hops_of_one_session():
 
 
 FAST = HARDWARE.model_copy(update={"flops_per_s": 1e12, "hbm_bytes_per_s": 1e12})
-TWO_SESSIONS = with_a_pause(workload([(640, 2), (64, 1)], [(640, 2), (64, 1)]))
+TWO_SESSIONS = workload([(640, 2), (64, 1)], [(640, 2), (64, 1)], pause_s=PAUSE_S)
 
 
 def test_two_reads_take_both_cards():

@@ -1,6 +1,7 @@
 """What a policy sees and what it answers. All of it frozen: a decision depends on nothing else."""
 
 import math
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -53,6 +54,14 @@ class NodeState:
     alpha_tokens: float = math.inf
     beta_tokens: float = math.inf
     queued_tokens: int = 0
+
+    def reading(self, read_q_tokens: int) -> "NodeState":
+        """The same group with another read queue; what was worked out of its engines is kept."""
+        if read_q_tokens == self.read_q_tokens:
+            return self
+        changed = copy(self)
+        changed.__dict__["read_q_tokens"] = read_q_tokens
+        return changed
 
     @cached_property
     def tok(self) -> int:

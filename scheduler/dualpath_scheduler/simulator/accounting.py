@@ -60,12 +60,16 @@ def _hops(run: "Simulation") -> Iterator[Balance]:
     token_bytes = 0 if run.spec.mode.free_transfers else run.spec.model.kv_bytes_per_token
     prompts, generated = workload.prompt_tokens(), workload.generate_tokens
     hits = run.log.counts["hit_tokens"].astype(np.int64)
-    prefill_side = int(run.log.counts["prefill_side_tokens"].sum())
+    prefill_side, prefill_tier, decode_tier = (
+        int(run.log.counts[name].sum()) for name in ("prefill_side_tokens", "prefill_tier_tokens", "decode_tier_tokens")
+    )
     hit, prompt = int(hits.sum()), int(prompts.sum())
     reloaded = sum(unit.reloaded_tokens for node in run.prefill for unit in node.prefill_units)
     whole = (prompts + generated) // block_tokens * block_tokens
-    yield "bytes of storage_to_prefill", hops["storage_to_prefill"], prefill_side * token_bytes
-    yield "bytes of storage_to_decode", hops["storage_to_decode"], (hit - prefill_side) * token_bytes
+    yield "bytes of tier_to_prefill", hops["tier_to_prefill"], prefill_tier * token_bytes
+    yield "bytes of tier_to_decode", hops["tier_to_decode"], decode_tier * token_bytes
+    yield "bytes of storage_to_prefill", hops["storage_to_prefill"], (prefill_side - prefill_tier) * token_bytes
+    yield "bytes of storage_to_decode", hops["storage_to_decode"], (hit - prefill_side - decode_tier) * token_bytes
     yield "bytes of loads", hops["prefill_load"] + hops["decode_load"], (hit + reloaded) * token_bytes
     yield "bytes of prefill_to_decode", hops["prefill_to_decode"], (prompt - hit + prefill_side) * token_bytes
     yield "bytes of insert", hops["insert"], prompt * token_bytes
@@ -78,9 +82,12 @@ def _cards(run: "Simulation") -> Iterator[Balance]:
     hops, nodes = run.traffic.bytes, [*run.prefill, *run.decode]
     moved = sum(hops[name] for name in ("prefill_load", "decode_load", "prefill_to_decode", "insert", "export"))
     read = hops["storage_to_prefill"] + hops["storage_to_decode"]
+    copied = hops["tier_to_prefill"] + hops["tier_to_decode"]
+    through_memories = moved + hops["persist"] + 2 * copied
     yield "bytes out of CNICs", sum(link.total_bytes for node in nodes for link in node.cnic_read), moved
     yield "bytes into CNICs", sum(link.total_bytes for node in nodes for link in node.cnic_write), moved
-    yield "bytes through memories", sum(node.memory.total_bytes for node in nodes), moved + hops["persist"]
+    yield "bytes through memories", sum(node.memory.total_bytes for node in nodes), through_memories
+    yield "bytes out of tiers", sum(node.tier_read_bytes for node in nodes), copied
     yield "bytes read by SNICs", sum(node.snic.total_bytes for node in nodes), read
     yield "bytes written by SNICs", sum(node.snic_write.total_bytes for node in nodes), hops["persist"]
 
@@ -90,3 +97,4 @@ def _nothing_held(run: "Simulation") -> Iterator[Balance]:
         yield f"engines of {node.node_id} at rest", int(node.is_idle), 1
         yield f"reads that wait on {node.node_id}", node.read_waiting_tokens, 0
         yield f"free buffer of {node.node_id}", node.buffer.free, node.buffer.capacity
+        yield f"tier of {node.node_id} within its size", int(node.tier.blocks <= run.spec.dram_tier_blocks), 1

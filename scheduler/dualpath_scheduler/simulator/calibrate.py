@@ -40,7 +40,7 @@ CONSTANTS = (
     Constant("exchange_s", 1e-4, 1e-3),
     Constant("request_layer_s", 5e-5, 1e-3),
     Constant("block_copy_s", 0.0, 7e-6),
-    Constant("turn_s", 0.02, 0.6),
+    Constant("turn_s", 0.02, 1.0),
 )
 FIT_POINTS = (
     *((model, length, agents) for model in ("ds27b", "ds660b") for length, agents in (("32K", 1024), ("64K", 512))),

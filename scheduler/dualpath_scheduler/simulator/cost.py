@@ -1,7 +1,7 @@
 """What a batch or a step takes: operations and bytes over the rates of an engine, and costs that have no size."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
 from dualpath_configs import SimulatedSpec
@@ -29,8 +29,11 @@ class Cost(abc.ABC):
         return context
 
     @abc.abstractmethod
-    def step_s(self, requests: Sequence[int], context: Sequence[float], attended: Sequence[float]) -> float:
-        """One decode step: of each engine its requests, their tokens of `context`, and those that are read."""
+    def step_s(self, engines: Iterable[tuple[int, float, float]], clock: float) -> float:
+        """One decode step of engines that wait for each other.
+
+        Each has so many requests, of `context + clock` tokens each summed over them, and `attended` of those are read.
+        """
 
 
 @final
@@ -76,13 +79,16 @@ class Roofline(Cost):
     def attended(self, context: float) -> float:
         return context if self._sparse is None or context < self._sparse else self._sparse
 
-    def step_s(self, requests: Sequence[int], context: Sequence[float], attended: Sequence[float]) -> float:
-        """As long as the slowest engine needs."""
-        return max(map(self._engine_step_s, requests, context, attended))
-
-    def _engine_step_s(self, requests: int, context: float, attended: float) -> float:
-        memory = self._step_weights_s + attended * self._attended_memory_s + context * self._context_memory_s
-        compute = (
-            requests * self._request_compute_s + attended * self._attended_compute_s + context * self._context_compute_s
-        )
-        return self._step_s + (memory if memory > compute else compute)
+    def step_s(self, engines: Iterable[tuple[int, float, float]], clock: float) -> float:
+        """As long as the slowest engine takes."""
+        longest = self._step_weights_s
+        for requests, context, attended in engines:
+            context += requests * clock
+            memory = self._step_weights_s + attended * self._attended_memory_s + context * self._context_memory_s
+            compute = (
+                requests * self._request_compute_s
+                + attended * self._attended_compute_s
+                + context * self._context_compute_s
+            )
+            longest = max(longest, memory, compute)
+        return self._step_s + longest

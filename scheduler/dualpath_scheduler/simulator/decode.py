@@ -77,9 +77,8 @@ class DecodeUnit(Worker):
 
     def _next(self, now: float) -> Event:
         """The next time at which somebody leaves or the step's time is looked at again."""
-        clock, requests = self._clock, self._requests
-        context = [tokens + count * clock for tokens, count in zip(self._context, requests, strict=True)]
-        self._step_s = self._cost.step_s(requests, context, self._attended) * self._cores.slowdown
+        clock, engines = self._clock, zip(self._requests, self._context, self._attended, strict=True)
+        self._step_s = self._cost.step_s(engines, clock) * self._cores.slowdown
         self._version += 1
         until = min(self._leaving[0][0], clock + _LONGEST_STRIDE)
         return now + (until - clock) * self._step_s, self._reached, (self._version, until)

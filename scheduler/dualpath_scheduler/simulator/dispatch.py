@@ -125,18 +125,25 @@ class Dispatcher:
     def _fix_plan(self, now: float, request: Request) -> None:
         block_tokens = self._spec.block_tokens
         request.hit = request.computed = self._stored_tokens(now, request)
+        session, hit_blocks = request.session, request.hit // block_tokens
         snapshot = ReadSnapshot(
-            hit_blocks=request.hit // block_tokens,
+            hit_blocks=hit_blocks,
             prefill_read_q_tokens=request.prefill.read_q_tokens(now),
             decode_read_q_tokens=request.decode.read_q_tokens(now),
             ordinal=self._plans,
+            prefill_resident_blocks=request.prefill.tier.front(session, hit_blocks),
+            decode_resident_blocks=request.decode.tier.back(session, hit_blocks),
         )
         self._plans += 1
         plan = self._plan(snapshot)
         request.prefill_side = plan.prefill_side_blocks * block_tokens
         request.decode_side = plan.decode_side_blocks * block_tokens
-        request.prefill.read_waiting_tokens += request.prefill_side
-        request.decode.read_waiting_tokens += request.decode_side
+        request.prefill_resident = min(snapshot.prefill_resident_blocks * block_tokens, request.prefill_side)
+        request.decode_resident = min(snapshot.decode_resident_blocks * block_tokens, request.decode_side)
+        request.prefill.tier.use(session, 0, plan.prefill_side_blocks)
+        request.decode.tier.use(session, plan.prefill_side_blocks, hit_blocks)
+        request.prefill.read_waiting_tokens += request.prefill_side - request.prefill_resident
+        request.decode.read_waiting_tokens += request.decode_side - request.decode_resident
 
 
 def _prompts(queue: Iterable[Request]) -> Iterator[WaitingRequest]:

@@ -1,7 +1,7 @@
 """What a batch or a step takes on engines that were timed."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
 from dualpath_configs import MeasuredSpec
@@ -27,11 +27,11 @@ class MeasuredCost(Cost):
         attention = _together(attention_s, self._measured.batch_alone, self._batch_others)
         return self._measured.batch_s[width] + attention
 
-    def step_s(self, requests: Sequence[int], context: Sequence[float], attended: Sequence[float]) -> float:
+    def step_s(self, engines: Iterable[tuple[int, float, float]], clock: float) -> float:
         measured = self._measured
         seconds = [
-            count * measured.step_request_s + tokens * measured.step_token_s
-            for count, tokens in zip(requests, context, strict=True)
+            count * measured.step_request_s + (tokens + count * clock) * measured.step_token_s
+            for count, tokens, _ in engines
         ]
         return measured.step_s + _together(seconds, measured.step_alone, self._step_others)
 

@@ -10,6 +10,7 @@ from dualpath_configs import SimulatedSpec
 from dualpath_scheduler.policy import EngineState, NodeState, WaitingRequest
 from dualpath_scheduler.simulator.links import Link
 from dualpath_scheduler.simulator.loop import Event
+from dualpath_scheduler.simulator.tier import Tier
 
 if TYPE_CHECKING:
     from dualpath_scheduler.simulator.decode import DecodeUnit
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 class Request:
     """A turn under way. Tokens of the prompt, of its stored prefix, and of the whole blocks that it takes in decode.
 
-    Until the read plan is fixed, `hit` is all that the session may have stored by then.
+    Until the read plan is fixed, `hit` is all that the session may have stored by then. Of what each side is to read
+    by the plan, the resident tokens lie in its DRAM tier.
     """
 
     index: int
@@ -36,6 +38,8 @@ class Request:
     decode_engine: int = field(init=False)
     prefill_side: int = 0
     decode_side: int = 0
+    prefill_resident: int = 0
+    decode_resident: int = 0
     computed: int = 0
     prefill_start_s: float = 0.0
 
@@ -104,6 +108,8 @@ class Node:
         self.cnic_read = [Link(cnic, burst) for _ in range(engines)]
         self.cnic_write = [Link(cnic, burst) for _ in range(engines)]
         self.buffer = Buffer(spec.buffer_tokens)
+        self.tier = Tier(spec.dram_tier_blocks, keeps_end=decode_tokens > 0)
+        self.tier_read_bytes = 0
         self.read_waiting_tokens = 0
         self.read_end_s, self.read_bytes = array("d"), array("q")
         self.queue: deque[Request] = deque()
@@ -145,7 +151,8 @@ class Node:
     def snapshot(self, now: float) -> NodeState:
         """What the policies see, as a group's fetch reports it; the same object while nothing has changed."""
         read_q_tokens = self.read_q_tokens(now)
-        if self._reported is not None and self._reported.read_q_tokens == read_q_tokens:
+        if self._reported is not None:
+            self._reported = self._reported.reading(read_q_tokens)
             return self._reported
         self._reported = NodeState(
             node_id=self.node_id,

@@ -143,6 +143,7 @@ def _node_record(run: Simulation, node: Node, role: Literal["prefill", "decode"]
         ),
         may_read=may_read,
         snic_limit_bytes_per_s=node.snic.rate,
+        memory_read_bytes=node.tier_read_bytes,
     )
 
 

@@ -1,5 +1,6 @@
 """One simulated run: the life of its requests, from event to event."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import final
 
@@ -63,6 +64,7 @@ class Simulation:
         self._views = [array.data for array in (self._prompts, self._hits, workload.generate_tokens)]
         self._number = {node: index for nodes in (self.prefill, self.decode) for index, node in enumerate(nodes)}
         self._freed: dict[Node, None] = {}
+        self._round_is_due, self._last_round_s = False, -math.inf
         self._ended = 0
         self._progress: Callable[[int], object] = lambda requests: None
 
@@ -112,6 +114,14 @@ class Simulation:
         return self._dispatch(now)
 
     def _dispatch(self, now: float) -> list[Event]:
+        """The next round of the scheduler, in which it looks at all that has changed since the one before."""
+        if self._round_is_due:
+            return []
+        self._round_is_due = True
+        return [(max(now, self._last_round_s + self.spec.calibration.round_s), self._round, None)]
+
+    def _round(self, now: float, _: None) -> list[Event]:
+        self._round_is_due, self._last_round_s = False, now
         freed, self._freed = self._freed, {}
         events: list[Event] = []
         log = self.log
@@ -120,6 +130,8 @@ class Simulation:
             log.assigned_s[index] = now
             log.hit_tokens[index] = request.hit
             log.prefill_side_tokens[index] = request.prefill_side
+            log.prefill_tier_tokens[index] = request.prefill_resident
+            log.decode_tier_tokens[index] = request.decode_resident
             log.prefill_node[index] = self._number[request.prefill]
             log.prefill_engine[index] = request.prefill_engine
             log.decode_node[index] = self._number[request.decode]
@@ -136,8 +148,8 @@ class Simulation:
         return request.prefill.buffer.take(now, request.prefill_side, self._has_buffers, request)
 
     def _has_buffers(self, now: float, request: Request) -> Iterable[Event]:
-        request.prefill.read_waiting_tokens -= request.prefill_side
-        request.decode.read_waiting_tokens -= request.decode_side
+        request.prefill.read_waiting_tokens -= request.prefill_side - request.prefill_resident
+        request.decode.read_waiting_tokens -= request.decode_side - request.decode_resident
         self.log.read_start_s[request.index] = now
         if self.spec.mode.free_transfers:
             return self._read(now, request)
@@ -203,8 +215,11 @@ class Simulation:
         self._dispatcher.left(request)
         self._freed.setdefault(request.decode)
         if not self.spec.mode.free_transfers:
+            block_tokens = self.spec.block_tokens
+            last = request.prompt + request.generate
             self.traffic.export(now, request, request.generate)
-            self._persist(now, request, request.prompt, request.prompt + request.generate)
+            self._persist(now, request, request.prompt, last)
+            request.decode.tier.use(request.session, request.hit // block_tokens, last // block_tokens)
         events = self._dispatch(now)
         following = request.index + 1
         if following < self.workload.first[request.session + 1]:

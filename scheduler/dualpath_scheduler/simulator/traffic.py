@@ -3,6 +3,7 @@
 | hop | from → to | passes |
 | --- | --- | --- |
 | `storage_to_prefill` | storage → prefill DRAM | SNIC; memory |
+| `tier_to_prefill`, `tier_to_decode` | a node's DRAM tier → its buffer | memory, read and written |
 | `prefill_load` | prefill DRAM → prefill HBM | memory; CNIC, out and in |
 | `decode_load` | decode DRAM → prefill HBM | memory, CNIC out; the prefill engine's CNIC in |
 | `prefill_to_decode` | prefill HBM → decode DRAM | CNIC out; the decode engine's CNIC in, memory |
@@ -14,11 +15,13 @@
 
 from typing import final
 
-from dualpath_scheduler.simulator.nodes import Request
+from dualpath_scheduler.simulator.nodes import Node, Request
 
 HOPS = (
     "storage_to_prefill",
     "storage_to_decode",
+    "tier_to_prefill",
+    "tier_to_decode",
     "prefill_load",
     "decode_load",
     "prefill_to_decode",
@@ -40,18 +43,32 @@ class Traffic:
     def read(self, now: float, request: Request) -> float:
         """Storage to DRAM on both sides, each its share; returns when the later is through.
 
-        A request alone does not fill a card: it has no more than so many reads under way.
+        A request alone does not fill a card: it has no more than so many reads under way. What a side has in its tier
+        is copied.
         """
         through = now
-        if request.prefill_side:
-            count = request.prefill_side * self._token_bytes
+        from_storage = request.prefill_side - request.prefill_resident
+        if from_storage:
+            count = from_storage * self._token_bytes
             through = max(request.prefill.read(now, count), now + count / self._read_bytes_per_s)
             self.bytes["storage_to_prefill"] += count
-        if request.decode_side:
-            count = request.decode_side * self._token_bytes
+        from_storage = request.decode_side - request.decode_resident
+        if from_storage:
+            count = from_storage * self._token_bytes
             through = max(through, request.decode.read(now, count), now + count / self._read_bytes_per_s)
             self.bytes["storage_to_decode"] += count
+        if request.prefill_resident:
+            copied = self._copy(now, request.prefill, request.prefill_resident, "tier_to_prefill")
+            through = max(through, copied)
+        if request.decode_resident:
+            through = max(through, self._copy(now, request.decode, request.decode_resident, "tier_to_decode"))
         return through
+
+    def _copy(self, now: float, node: Node, tokens: int, hop: str) -> float:
+        count = tokens * self._token_bytes
+        self.bytes[hop] += count
+        node.tier_read_bytes += count
+        return node.memory.send(now, 2 * count)
 
     def load(self, now: float, request: Request) -> float:
         """The prefix of one batch into prefill HBM: what the decode side read from there, the rest from here."""

@@ -31,6 +31,8 @@ PAPER_SESSIONS = 500
 
 _JITTER = 0.3
 _SPREAD = 0.8
+_LEAST_TURN_TOKENS = 112
+"""Tokens that a turn of any session has on average: a call, its result, and the markers around them."""
 _MAX_SEED = 2**31
 
 
@@ -60,8 +62,10 @@ def generate_trace(
     The paper's means are of trajectories that differ: turns × (append + generation) is more than the mean total, since
     every trajectory ends near the longest length, after many short turns or a few long ones. So a session's total and
     its number of turns are drawn independently: the total as max · u^p (most end near the longest), the turns
-    log-normal, wide enough for the mean of total ÷ turns to come out. The context's mean then fixes the first
-    prompt. Totals and turns are drawn one from each of `sessions` strata, which holds the means close for few sessions.
+    log-normal, wide enough for the mean of total ÷ turns to come out; but no session has so many that they would have
+    less than `_LEAST_TURN_TOKENS` on average: by the paper's times with few agents, its longest sessions are about in
+    proportion to the longest length. The context's mean then fixes the first prompt. Totals and turns are drawn one
+    from each of `sessions` strata, which holds the means close for few sessions.
 
     Args:
         preset: a name of `PAPER_TRACES`.
@@ -107,9 +111,10 @@ def _shapes(paper: PaperTrace, sessions: int, rng: np.random.Generator) -> list[
     shapes = []
     for of_turns, of_total in zip(_strata(sessions, rng), _strata(sessions, rng), strict=True):
         total = paper.max_tokens * of_total**power
+        turns = min(math.exp(middle + spread * NormalDist().inv_cdf(of_turns)), total / _LEAST_TURN_TOKENS)
         shapes.append(
             _Shape(
-                turns=max(2, round(math.exp(middle + spread * NormalDist().inv_cdf(of_turns)))),
+                turns=max(2, round(turns)),
                 total=total,
                 first_prompt=total * first_share * _jitter(rng),
                 generated=total * generated_share * _jitter(rng),
