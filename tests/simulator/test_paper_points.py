@@ -1,4 +1,4 @@
-"""The paper's points, and the smallest of them simulated: the whole check is `calibrate`'s, and takes an hour."""
+"""The paper's points, and a few of them simulated: the whole check is `calibrate`'s."""
 
 import io
 import math
@@ -26,6 +26,21 @@ def test_the_smallest_are_within_their_bounds():
     points = [point for point in paper_points() if point.agents == 32]
     seconds = {point: simulate_point(point).completion_s for point in points}
     assert [abs(found / point.jct_s - 1) <= 0.3 for point, found in seconds.items()] == [True] * 3
+    ((_, ours, theirs),) = speedups(seconds)
+    assert ours == pytest.approx(theirs, rel=0.15)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "length", "agents"), [("ds27b", "48K", 512), ("ds660b", "48K", 512), ("qwen2.5-32b", "48K", 128)]
+)
+def test_settings_that_the_fit_never_saw_are_within_their_bounds(model, length, agents):
+    assert (model, length, agents) not in calibrate.FIT_POINTS
+    points = [
+        point for point in paper_points() if (point.model, point.max_length, point.agents) == (model, length, agents)
+    ]
+    seconds = {point: simulate_point(point).completion_s for point in points}
+    assert max(abs(found / point.jct_s - 1) for point, found in seconds.items()) <= 0.3
     ((_, ours, theirs),) = speedups(seconds)
     assert ours == pytest.approx(theirs, rel=0.15)
 
