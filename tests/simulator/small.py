@@ -2,7 +2,14 @@
 
 import numpy as np
 
-from dualpath_configs import SIMULATED_MODES, CalibrationSpec, HardwareSpec, SimulatedModelSpec, SimulatedSpec
+from dualpath_configs import (
+    SIMULATED_MODES,
+    CalibrationSpec,
+    HardwareSpec,
+    MeasuredSpec,
+    SimulatedModelSpec,
+    SimulatedSpec,
+)
 from dualpath_scheduler.simulator.workload import Workload
 
 MODEL = SimulatedModelSpec(
@@ -37,6 +44,15 @@ CALIBRATION = CalibrationSpec(
     block_copy_s=0.0,
     turn_s=0.0,
     round_s=0.0,
+)
+MEASURED = MeasuredSpec(
+    batch_widths=(64, 256),
+    batch_s=(0.04, 0.1),
+    pair_s=1e-6,
+    step_s=0.010,
+    step_request_s=1e-3,
+    step_token_s=1e-5,
+    tokens_per_s=20_000.0,
 )
 
 

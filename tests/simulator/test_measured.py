@@ -2,20 +2,10 @@
 
 import pytest
 
-from dualpath_configs import MeasuredSpec, load_cluster, simulated_cluster
+from dualpath_configs import load_cluster, simulated_cluster
 from dualpath_scheduler.simulator.measured_cost import MeasuredCost
 from dualpath_scheduler.simulator.simulation import Simulation
-from tests.simulator.small import small_spec, workload
-
-MEASURED = MeasuredSpec(
-    batch_widths=(64, 256),
-    batch_s=(0.04, 0.1),
-    pair_s=1e-6,
-    step_s=0.010,
-    step_request_s=1e-3,
-    step_token_s=1e-5,
-    tokens_per_s=20_000.0,
-)
+from tests.simulator.small import MEASURED, small_spec, workload
 
 
 def finished(spec, work) -> Simulation:
