@@ -17,7 +17,6 @@ from dualpath_scheduler.simulator.workload import Workload, make_workload
 from dualpath_scheduler.workload import load_trace
 from tests.simulator.small import HARDWARE, MEASURED, small_spec, workload
 
-
 TIMED = {
     "measured": MEASURED.model_copy(update={"batch_cores": 1.5, "step_cores": 1.5, "shared_cores": 2}),
     "hardware": HARDWARE.model_copy(update={"burst_bytes": 100_000}),
