@@ -13,7 +13,9 @@ from dualpath_configs.errors import SpecError
 from dualpath_configs.lanes import LaneSpec, LanesSpec, ModelLaneSpec
 from dualpath_configs.layers import preset_names
 from dualpath_configs.load import load_cluster, load_simulated, simulated_names
+from dualpath_configs.measured import MeasuredSpec
 from dualpath_configs.model import ModelSpec, YarnSpec
+from dualpath_configs.modelled import simulated_cluster
 from dualpath_configs.simulated import (
     SIMULATED_MODES,
     CalibrationSpec,
@@ -31,6 +33,7 @@ __all__ = [
     "HardwareSpec",
     "LaneSpec",
     "LanesSpec",
+    "MeasuredSpec",
     "ModeSpec",
     "ModelLaneSpec",
     "ModelSpec",
@@ -44,5 +47,6 @@ __all__ = [
     "load_cluster",
     "load_simulated",
     "preset_names",
+    "simulated_cluster",
     "simulated_names",
 ]

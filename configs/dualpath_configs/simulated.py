@@ -14,6 +14,7 @@ from pydantic import (
 
 from dualpath_configs.base import Spec
 from dualpath_configs.cluster import MODES, ModeSpec, SchedulingSpec
+from dualpath_configs.measured import MeasuredSpec
 
 SIMULATED_MODES: dict[str, ModeSpec] = {
     "basic": MODES["basic"],
@@ -67,6 +68,9 @@ class HardwareSpec(Spec):
     cnic_bytes_per_s: PositiveFloat = Field(description="One engine's compute card.")
     memory_bytes_per_s: PositiveFloat = Field(description="One node's DRAM, reads and writes together.")
     buffer_bytes: PositiveInt = Field(description="One node's DRAM for the KV of requests under way.")
+    burst_bytes: NonNegativeInt = Field(
+        default=0, description="What passes a card at once after a rest: the depth of an emulated one's token bucket."
+    )
     dram_tier_bytes: NonNegativeInt = Field(
         default=0, description="One node's DRAM for blocks that it read or wrote lately, beside its buffer; 0: none."
     )
@@ -78,13 +82,13 @@ class CalibrationSpec(Spec):
     The defaults are those of `docs/simulator.md`, where the fit and its residuals stand.
     """
 
-    prefill_efficiency: PositiveFloat = Field(default=0.34, le=1.0, description="Of `flops_per_s`, in prefill.")
+    prefill_efficiency: PositiveFloat = Field(default=0.42, le=1.0, description="Of `flops_per_s`, in prefill.")
     decode_efficiency: PositiveFloat = Field(default=0.4, le=1.0, description="Of `flops_per_s`, in decode.")
     hbm_efficiency: PositiveFloat = Field(default=0.8, le=1.0, description="Of `hbm_bytes_per_s`, in decode.")
-    hbm_share: PositiveFloat = Field(default=0.92, le=1.0, description="Of `hbm_bytes`, for weights and KV.")
+    hbm_share: PositiveFloat = Field(default=0.93, le=1.0, description="Of `hbm_bytes`, for weights and KV.")
     snic_efficiency: PositiveFloat = Field(default=0.95, le=1.0, description="Of `snic_bytes_per_s`.")
     cnic_efficiency: PositiveFloat = Field(default=0.7, le=1.0, description="Of `cnic_bytes_per_s`.")
-    read_bytes_per_s: PositiveFloat = Field(default=10e9, description="What one request alone reads from storage.")
+    read_bytes_per_s: PositiveFloat = Field(default=8e9, description="What one request alone reads from storage.")
     layer_s: NonNegativeFloat = Field(default=2.5e-4, description="One layer of a batch or step, whatever it holds.")
     exchange_s: NonNegativeFloat = Field(
         default=2.8e-4, description="In one layer: tokens' way to shared experts and back, beside what overlaps."
@@ -93,12 +97,12 @@ class CalibrationSpec(Spec):
         default=3.5e-4, description="One request in one layer of a prefill batch, however few tokens are computed."
     )
     block_copy_s: NonNegativeFloat = Field(
-        default=3e-6, description="Without layerwise prefill: copying a Layer Block to a device, whatever its size."
+        default=2e-6, description="Without layerwise prefill: copying a Layer Block to a device, whatever its size."
     )
     round_s: NonNegativeFloat = Field(
         default=0.005, description="Least time from one round of the scheduler to the next: leaders fetch so often."
     )
-    turn_s: NonNegativeFloat = Field(default=0.45, description="A turn's way through client, router and scheduler.")
+    turn_s: NonNegativeFloat = Field(default=0.75, description="A turn's way through client, router and scheduler.")
 
 
 class SimulatedSpec(Spec):
@@ -107,11 +111,18 @@ class SimulatedSpec(Spec):
     model: SimulatedModelSpec
     hardware: HardwareSpec
     calibration: CalibrationSpec = CalibrationSpec()
+    measured: MeasuredSpec | None = Field(
+        default=None, description="Computing as it was timed; absent: a roofline of `hardware` and `calibration`."
+    )
     prefill_nodes: PositiveInt
     decode_nodes: PositiveInt
     engines_per_node: PositiveInt = 8
     block_tokens: PositiveInt = 64
     batch_tokens: PositiveInt = Field(default=16_384, description="Most new tokens of one engine's prefill batch.")
+    prefix_tokens: PositiveInt | None = Field(
+        default=None, description="Most stored tokens of one engine's prefill batch; absent: what device memory holds."
+    )
+    prefix_unit_tokens: PositiveInt = Field(default=1, description="Tokens in which a request's stored ones count.")
     decode_slots: PositiveInt = Field(default=1024, description="Requests that one engine decodes at a time.")
     scheduling: SchedulingSpec = SchedulingSpec()
     mode: ModeSpec = ModeSpec()
@@ -148,6 +159,11 @@ class SimulatedSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.measured is not None and max(self.measured.batch_widths) < self.batch_tokens:
+            raise ValueError(
+                f"batch_tokens = {self.batch_tokens}: expected at most {max(self.measured.batch_widths)}, the widest "
+                "batch of measured.batch_widths"
+            )
         if self.hardware.memory_bytes_per_s <= self.hardware.snic_bytes_per_s:
             raise ValueError(
                 f"hardware.memory_bytes_per_s = {self.hardware.memory_bytes_per_s:g}: expected more than "

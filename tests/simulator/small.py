@@ -2,7 +2,14 @@
 
 import numpy as np
 
-from dualpath_configs import SIMULATED_MODES, CalibrationSpec, HardwareSpec, SimulatedModelSpec, SimulatedSpec
+from dualpath_configs import (
+    SIMULATED_MODES,
+    CalibrationSpec,
+    HardwareSpec,
+    MeasuredSpec,
+    SimulatedModelSpec,
+    SimulatedSpec,
+)
 from dualpath_scheduler.simulator.workload import Workload
 
 MODEL = SimulatedModelSpec(
@@ -38,6 +45,15 @@ CALIBRATION = CalibrationSpec(
     turn_s=0.0,
     round_s=0.0,
 )
+MEASURED = MeasuredSpec(
+    batch_widths=(64, 256),
+    batch_s=(0.04, 0.1),
+    pair_s=1e-6,
+    step_s=0.010,
+    step_request_s=1e-3,
+    step_token_s=1e-5,
+    tokens_per_s=20_000.0,
+)
 
 
 def small_spec(mode: str = "dualpath", **changes: object) -> SimulatedSpec:
@@ -52,14 +68,17 @@ def small_spec(mode: str = "dualpath", **changes: object) -> SimulatedSpec:
     )
 
 
-def workload(*sessions: list[tuple[int, int]], arrivals_s: tuple[float, ...] = ()) -> Workload:
-    """Sessions as lists of (appended, generated) tokens; all arrive at once unless it is said when."""
+def workload(*sessions: list[tuple[int, int]], arrivals_s: tuple[float, ...] = (), pause_s: float = 0.0) -> Workload:
+    """Sessions as lists of (appended, generated) tokens, with a pause before each turn but the first.
+
+    All arrive at once unless it is said when. A pause gives the blocks of a turn the time to be stored.
+    """
     turns = [turn for session in sessions for turn in session]
     return Workload(
         name="by hand",
         first=np.cumsum([0, *map(len, sessions)]).astype(np.int64),
         append_tokens=np.array([append for append, _ in turns], np.int32),
         generate_tokens=np.array([generate for _, generate in turns], np.int32),
-        delay_s=np.zeros(len(turns)),
+        delay_s=np.array([pause_s if turn else 0.0 for session in sessions for turn in range(len(session))]),
         arrival_s=np.array(arrivals_s or [0.0] * len(sessions)),
     )

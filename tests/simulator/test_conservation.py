@@ -8,14 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualpath_configs import SIMULATED_MODES, load_simulated
+from dualpath_configs import SIMULATED_MODES, load_cluster, load_simulated, simulated_cluster
 from dualpath_scheduler.policy import READ_PLANS
 from dualpath_scheduler.simulator.accounting import ConservationError, check_conservation
 from dualpath_scheduler.simulator.outcome import outcome_of, run_record
 from dualpath_scheduler.simulator.simulation import Simulation
 from dualpath_scheduler.simulator.workload import Workload, make_workload
 from dualpath_scheduler.workload import load_trace
-from tests.simulator.small import small_spec, workload
+from tests.simulator.small import HARDWARE, MEASURED, small_spec, workload
+
+TIMED = {
+    "measured": MEASURED.model_copy(update={"batch_cores": 1.5, "step_cores": 1.5, "shared_cores": 2}),
+    "hardware": HARDWARE.model_copy(update={"burst_bytes": 100_000}),
+    "batch_tokens": 256,
+    "decode_slots": 1,
+}
+"""A timed cluster whose groups share cores, with token buckets and few slots."""
 
 
 def short_workload(agents: int = 40) -> Workload:
@@ -58,10 +66,11 @@ def test_every_read_plan_conserves(read_plan):
     sessions=st.lists(st.lists(st.tuples(st.integers(1, 900), st.integers(1, 40)), min_size=1, max_size=4), min_size=1),
     mode=st.sampled_from(sorted(SIMULATED_MODES)),
     nodes=st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 3)),
+    changes=st.sampled_from([{}, TIMED]),
 )
-def test_any_sessions_on_any_cluster_conserve(sessions, mode, nodes):
+def test_any_sessions_on_any_cluster_conserve(sessions, mode, nodes, changes):
     prefill, decode, engines = nodes
-    spec = small_spec(mode, prefill_nodes=prefill, decode_nodes=decode, engines_per_node=engines)
+    spec = small_spec(mode, prefill_nodes=prefill, decode_nodes=decode, engines_per_node=engines, **changes)
     Simulation(spec, workload(*sessions)).run()
 
 
@@ -73,8 +82,9 @@ def test_what_is_lost_is_noticed():
 
 
 PRINT_A_RUN = """
-from tests.simulator.test_conservation import digest, finished, short_workload
-print(digest(finished("660b_2p4d", short_workload(), mode="dualpath")))
+import sys
+from tests.simulator import test_conservation
+print(test_conservation.digest(getattr(test_conservation, sys.argv[1])()))
 """
 
 
@@ -83,10 +93,23 @@ def digest(run: Simulation) -> str:
     return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()
 
 
-def test_two_runs_are_identical_whatever_the_hash_seed():
+def paper_run() -> Simulation:
+    return finished("660b_2p4d", short_workload(), mode="dualpath")
+
+
+def local_run() -> Simulation:
+    """Groups that share cores, and turns that come before their prefix is stored."""
+    spec = simulated_cluster(load_cluster("local_1p2d"), MEASURED.model_copy(update={"shared_cores": 1}))
+    run = Simulation(spec, make_workload(load_trace("demo", vocab_size=1000)))
+    run.run()
+    return run
+
+
+@pytest.mark.parametrize("made_by", ["paper_run", "local_run"])
+def test_two_runs_are_identical_whatever_the_hash_seed(made_by):
     runs = [
         subprocess.run(
-            [sys.executable, "-c", PRINT_A_RUN],
+            [sys.executable, "-c", PRINT_A_RUN, made_by],
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
             capture_output=True,
             text=True,
@@ -95,7 +118,7 @@ def test_two_runs_are_identical_whatever_the_hash_seed():
         ).stdout.strip()
         for seed in ("1", "2")
     ]
-    assert runs == [digest(finished("660b_2p4d", short_workload(), mode="dualpath"))] * 2
+    assert runs == [digest(globals()[made_by]())] * 2
 
 
 def test_a_record_says_what_the_log_says():

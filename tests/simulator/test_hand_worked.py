@@ -9,7 +9,8 @@ from dualpath_scheduler.workload import TraceError
 from tests.simulator.small import CALIBRATION, HARDWARE, MODEL, small_spec, workload
 
 NO_OVERLOAD = SchedulingSpec(beta_tokens=1_000_000)
-TWO_TURNS = workload([(128, 11), (64, 1)])
+PAUSE_S = 2.0
+TWO_TURNS = workload([(128, 11), (64, 1)], pause_s=PAUSE_S)
 
 
 def finished(spec, work) -> Simulation:
@@ -29,17 +30,18 @@ def test_one_session_layerwise():
     end = first + 0.0128 + 10 * (0.010 + 133.5 * 1e-5)
     # Turn 2: of 139 tokens two blocks are stored and read at 1,000 tokens/s; 75 are computed while the 128 are loaded
     # (12.8 ms, of which the first of two layers is waited for); 203 are inserted; nothing is left to decode.
-    second = end + 0.128 + 0.150 + 0.0064
+    began = end + PAUSE_S
+    second = began + 0.128 + 0.150 + 0.0064
     run = finished(small_spec(), TWO_TURNS)
     assert times(run, "first_token_s") == pytest.approx([first, second])
-    assert times(run, "read_end_s") == pytest.approx([0.0, end + 0.128])
+    assert times(run, "read_end_s") == pytest.approx([0.0, began + 0.128])
     assert times(run, "end_s") == pytest.approx([end, second + 0.0203])
 
 
 def test_one_session_basic():
     # As above, but 128 tokens are loaded before the 75 are computed, and 203 are sent after that.
     end = 0.256 + 0.0128 + 0.0128 + 10 * (0.010 + 133.5 * 1e-5)
-    second = end + 0.128 + 0.0128 + 0.150
+    second = end + PAUSE_S + 0.128 + 0.0128 + 0.150
     run = finished(small_spec("basic"), TWO_TURNS)
     assert times(run, "first_token_s") == pytest.approx([0.256, second])
     assert times(run, "end_s") == pytest.approx([end, second + 0.0203 + 0.0203])
@@ -56,7 +58,7 @@ def test_one_session_oracle():
     # No read, no load, no transfer: what is left is 128 and 75 tokens of prefill, and ten steps.
     end = 0.256 + 10 * (0.010 + 133.5 * 1e-5)
     run = finished(small_spec("oracle"), TWO_TURNS)
-    assert times(run, "end_s") == pytest.approx([end, end + 0.150])
+    assert times(run, "end_s") == pytest.approx([end, end + PAUSE_S + 0.150])
     assert set(run.traffic.bytes.values()) == {0}
 
 
@@ -78,7 +80,7 @@ def test_the_hops_of_one_session():
 
 
 FAST = HARDWARE.model_copy(update={"flops_per_s": 1e12, "hbm_bytes_per_s": 1e12})
-TWO_SESSIONS = workload([(640, 2), (64, 1)], [(640, 2), (64, 1)])
+TWO_SESSIONS = workload([(640, 2), (64, 1)], [(640, 2), (64, 1)], pause_s=PAUSE_S)
 
 
 def test_two_reads_take_both_cards():
@@ -154,3 +156,29 @@ def test_the_next_turn_comes_after_the_tool():
     run = finished(small_spec(calibration=calibration), work)
     assert times(run, "arrival_s")[1] == pytest.approx(times(run, "end_s")[0] + 5.25)
     assert np.isfinite(run.completion_s)
+
+
+def test_a_turn_that_comes_at_once_computes_what_is_not_stored_yet():
+    # Of 512 tokens, written at 1,000 a second from their arrival at the decode node on, five whole blocks are stored
+    # when the first turn ends: insertion takes 51.2 ms, and 20 steps 10 + 5.2 ms each, 356 ms in all.
+    run = finished(small_spec(), workload([(512, 21), (64, 1)]))
+    assert run.log.counts["hit_tokens"].tolist() == [0, 320]
+    assert run.traffic.bytes["persist"] // 1000 == 512 + (9 * 64 - 320)
+
+
+def test_the_ideal_network_stores_at_once():
+    run = finished(small_spec("oracle"), workload([(512, 21), (64, 1)]))
+    assert run.log.counts["hit_tokens"].tolist() == [0, 512]
+
+
+def test_a_request_waits_for_a_slot():
+    # The second is prefilled after 0.256 s, and decodes when the first has made its thirty steps, after 0.45 s.
+    run = finished(small_spec(decode_slots=1), workload([(64, 31)], [(64, 11)]))
+    first, second = times(run, "end_s")
+    assert second - first == pytest.approx(10 * (0.010 + (64 + 5.5) * 1e-5))
+
+
+def test_a_rested_card_lets_a_burst_through():
+    hardware = HARDWARE.model_copy(update={"burst_bytes": 28_000})
+    run = finished(small_spec(hardware=hardware), TWO_TURNS)
+    assert times(run, "read_end_s")[1] - times(run, "read_start_s")[1] == pytest.approx(0.100)

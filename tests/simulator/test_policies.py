@@ -10,6 +10,7 @@ from tests.simulator.small import HARDWARE, small_spec, workload
 
 TWO_TURNS = workload([(128, 11), (64, 1)])
 """The second turn has 128 tokens stored and 75 to compute, in 150 ms; a card reads 1,000 tokens a second."""
+TWO_TURNS.delay_s[1] = 5.0  # by then they are stored
 
 
 def finished(work=TWO_TURNS, *, mode: str = "dualpath", snic: float = 1e6, **scheduling: object) -> Simulation:

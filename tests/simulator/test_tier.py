@@ -8,7 +8,7 @@ from dualpath_scheduler.simulator.tier import Tier
 from tests.simulator.small import HARDWARE, small_spec, workload
 
 BLOCK_BYTES = 64_000
-THREE_TURNS = workload([(640, 2), (64, 2), (64, 1)])
+THREE_TURNS = workload([(640, 2), (64, 2), (64, 1)], pause_s=2.0)
 
 
 def finished(mode: str, tier_blocks: int, work=THREE_TURNS, **changes: object) -> Simulation:

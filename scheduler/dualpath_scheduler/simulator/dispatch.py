@@ -17,10 +17,17 @@ class Dispatcher:
     As in the service: with `scheduling`, prefill groups take from the queue by Algorithm 1, the rest is drained to
     decode groups, and each places its own queue; without, requests are dealt to all engines in turn. A prefill group
     has a fetch open while one of its engines could take something, a decode group while its queue holds something that
-    it has not looked at since its room changed.
+    it has not looked at since its room changed. `stored_tokens` says how much of a request's prefix storage has.
     """
 
-    def __init__(self, spec: SimulatedSpec, prefill: list[Node], decode: list[Node]) -> None:
+    def __init__(
+        self,
+        spec: SimulatedSpec,
+        prefill: list[Node],
+        decode: list[Node],
+        stored_tokens: Callable[[float, Request], int],
+    ) -> None:
+        self._stored_tokens = stored_tokens
         self._spec = spec
         self._prefill = prefill
         self._decode = decode
@@ -32,9 +39,15 @@ class Dispatcher:
         self._hop_tokens_per_s = cnic_bytes_per_s / spec.model.kv_bytes_per_token / waited_for
         self._for_prefill: deque[Request] = deque()
         self._for_decode: deque[Request] = deque()
+        self._in_groups = 0
         self._fetching = dict.fromkeys(prefill)
         self._turns = {"prefill": 0, "decode": 0}
         self._plans = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits for an engine."""
+        return not (self._for_prefill or self._for_decode or self._in_groups)
 
     def add(self, request: Request) -> None:
         """A request waits for a prefill engine from now on."""
@@ -75,10 +88,12 @@ class Dispatcher:
                 if not node.queue:
                     fetching.setdefault(node)
                 node.enqueue(request)
+                self._in_groups += 1
         assigned: list[Request] = []
         for node in fetching:
             if node.queue:
                 placements = policy.assign_decode(_rooms(node.queue), node.snapshot(now))
+                self._in_groups -= len(placements)
                 assigned.extend(self._take_decode(placements, node.dequeue))
         return assigned
 
@@ -133,6 +148,7 @@ class Dispatcher:
 
     def _fix_plan(self, now: float, request: Request) -> None:
         block_tokens = self._spec.block_tokens
+        request.hit = request.computed = self._stored_tokens(now, request)
         session, hit_blocks = request.session, request.hit // block_tokens
         snapshot = ReadSnapshot(
             hit_blocks=hit_blocks,

@@ -39,8 +39,7 @@ class RequestLog:
         self.prefill_start_s, self.first_token_s, self.end_s = map(self._time, TIMES[4:])
         self.hit_tokens, self.prefill_side_tokens = map(self._count, COUNTS[:2])
         self.prefill_tier_tokens, self.decode_tier_tokens = map(self._count, COUNTS[2:4])
-        self.prefill_node, self.prefill_engine = map(self._count, COUNTS[4:6])
-        self.decode_node, self.decode_engine = map(self._count, COUNTS[6:])
+        self.prefill_node, self.prefill_engine, self.decode_node, self.decode_engine = map(self._count, COUNTS[4:])
 
     def _time(self, name: str) -> "memoryview[float]":
         return cast("memoryview[float]", self.times[name].data)

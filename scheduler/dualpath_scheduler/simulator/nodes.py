@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Request:
     """A turn under way. Tokens of the prompt, of its stored prefix, and of the whole blocks that it takes in decode.
 
-    Of what each side is to read by the plan, the resident tokens lie in its DRAM tier.
+    Until the read plan is fixed, `hit` is all that the session may have stored by then. Of what each side is to read
+    by the plan, the resident tokens lie in its DRAM tier.
     """
 
     index: int
@@ -110,11 +111,12 @@ class Node:
         hardware, fitted = spec.hardware, spec.calibration
         engines, cnic = spec.engines_per_node, hardware.cnic_bytes_per_s * fitted.cnic_efficiency
         self.node_id = node_id
-        self.snic = Link(hardware.snic_bytes_per_s * fitted.snic_efficiency)
-        self.snic_write = Link(hardware.snic_bytes_per_s * fitted.snic_efficiency)
+        burst = hardware.burst_bytes
+        self.snic = Link(hardware.snic_bytes_per_s * fitted.snic_efficiency, burst)
+        self.snic_write = Link(hardware.snic_bytes_per_s * fitted.snic_efficiency, burst)
         self.memory = Link(hardware.memory_bytes_per_s - hardware.snic_bytes_per_s)
-        self.cnic_read = [Link(cnic) for _ in range(engines)]
-        self.cnic_write = [Link(cnic) for _ in range(engines)]
+        self.cnic_read = [Link(cnic, burst) for _ in range(engines)]
+        self.cnic_write = [Link(cnic, burst) for _ in range(engines)]
         self.buffer = Buffer(spec.buffer_tokens)
         self.tier = Tier(spec.dram_tier_blocks, keeps_end=decode_tokens > 0)
         self.tier_read_bytes = 0

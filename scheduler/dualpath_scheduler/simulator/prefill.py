@@ -9,6 +9,7 @@ from typing import final
 
 from dualpath_configs import SimulatedSpec
 from dualpath_scheduler.policy import PrefillLimits, pack_prefill
+from dualpath_scheduler.simulator.cores import Cores, Worker
 from dualpath_scheduler.simulator.cost import Cost
 from dualpath_scheduler.simulator.loop import Event
 from dualpath_scheduler.simulator.nodes import Request
@@ -39,15 +40,30 @@ def read_parts(spec: SimulatedSpec) -> int:
 
 
 def prefill_limits(spec: SimulatedSpec) -> PrefillLimits:
-    """What one engine takes in one batch: the quota, where there is scheduling, and what device memory holds."""
+    """What one engine takes in one batch: the quota, where there is scheduling, and what device memory holds.
+
+    Stored tokens are those of `spec.prefix_tokens` where it says so.
+    """
     quota_s = spec.scheduling.compute_quota_s if spec.mode.scheduling else math.inf
     layers = spec.model.layers / _PREFIX_LAYERS if spec.mode.layerwise else 1.0
-    prefix_tokens = int(spec.prefill_kv_bytes * layers / spec.model.kv_bytes_per_token)
-    return PrefillLimits(quota_s, spec.batch_tokens, prefix_tokens, spec.block_tokens)
+    prefix_tokens = spec.prefix_tokens or int(spec.prefill_kv_bytes * layers / spec.model.kv_bytes_per_token)
+    return PrefillLimits(quota_s, spec.batch_tokens, prefix_tokens, spec.block_tokens, spec.prefix_unit_tokens)
 
 
 @final
-class PrefillUnit:
+@dataclass(slots=True)
+class Batch:
+    """What is being computed: `left_s` at full speed from `since_s` on; it ends at `least_end_s` at the earliest."""
+
+    chunks: list[Chunk]
+    left_s: float
+    least_end_s: float
+    since_s: float = 0.0
+    slowdown: float = 1.0
+
+
+@final
+class PrefillUnit(Worker):
     """Engines of one node that reach their experts together, or one engine alone.
 
     A batch holds, of each engine, what `pack_prefill` lets into the compute quota. Layerwise, the KV of the next layer
@@ -56,9 +72,14 @@ class PrefillUnit:
     the last read has ended.
     """
 
-    def __init__(self, engines: range, spec: SimulatedSpec, cost: Cost, traffic: Traffic, ended: Ended) -> None:
+    def __init__(
+        self, engines: range, spec: SimulatedSpec, cost: Cost, cores: Cores, *, traffic: Traffic, ended: Ended
+    ) -> None:
         self._first = engines.start
         self._cost = cost
+        self._cores = cores
+        self._batch = Batch([], 0.0, 0.0)
+        self._version = 0
         self._limits = prefill_limits(spec)
         self._traffic = None if spec.mode.free_transfers else traffic
         self._layerwise = spec.mode.layerwise
@@ -84,25 +105,45 @@ class PrefillUnit:
         self._busy = bool(chunks)
         if not chunks:
             return ()
-        slowest_s = max(attention_s)
         self.batch_start_s.append(now)
         self.attention_s.append(sum(attention_s))
-        self.slowest_attention_s.append(slowest_s)
-        compute_s = self._cost.batch_s(slowest_s, tokens / len(self._ready))
+        self.slowest_attention_s.append(max(attention_s))
+        compute_s = self._cost.batch_s(attention_s, tokens)
+        self.busy_s += compute_s
         loaded = now if self._traffic is None else max([self._traffic.load(now, chunk.request) for chunk in chunks])
         if self._layerwise:
             self._send_back(now, chunks)
+            first_s = (loaded - now) / self._layers
             read = max([chunk.request.read_end_s for chunk in chunks])
-            end = max(now + compute_s, loaded, read + compute_s / self._parts) + (loaded - now) / self._layers
-        else:
-            end = max(loaded, now + self._copying_s(chunks)) + compute_s
-        self.busy_s += compute_s
-        return ((end, self._end, chunks),)
+            least_end = max(loaded, read + compute_s / self._parts) + first_s
+            return self._compute(now, Batch(chunks, compute_s + first_s, least_end))
+        begin = max(loaded, now + self._copying_s(chunks))
+        return ((begin, self._compute, Batch(chunks, compute_s, begin)),)
+
+    def _compute(self, now: float, batch: Batch) -> Iterable[Event]:
+        self._batch = batch
+        batch.since_s = now
+        events = self._cores.enter(now, self, self._cost.prefill_cores)
+        events.append(self._next(now))
+        return events
+
+    def respeed(self, now: float) -> Event:
+        batch = self._batch
+        batch.left_s = max(0.0, batch.left_s - (now - batch.since_s) / batch.slowdown)
+        batch.since_s = now
+        return self._next(now)
+
+    def _next(self, now: float) -> Event:
+        """The end of the batch, if the slowdown stays what it is."""
+        batch = self._batch
+        batch.slowdown = self._cores.slowdown
+        self._version += 1
+        return max(now + batch.left_s * batch.slowdown, batch.least_end_s), self._end, self._version
 
     def joins_s(self, request: Request, first_s: float) -> float:
         """When a request may join a batch whose KV comes from `first_s` on: not so early that the batch has to wait."""
         new = min(request.prompt - request.computed, self._limits.new_tokens)
-        compute_s = self._cost.batch_s(self._cost.attention_s(request.computed, new), new)
+        compute_s = self._cost.batch_s([self._cost.attention_s(request.computed, new)], [new])
         return max(first_s, request.read_end_s - compute_s * (1 - 1 / self._parts))
 
     def _copying_s(self, chunks: list[Chunk]) -> float:
@@ -112,10 +153,10 @@ class PrefillUnit:
             tokens[chunk.request.prefill_engine - self._first] += chunk.request.computed
         return self._cost.copying_s(max(tokens))
 
-    def _pack(self, now: float) -> tuple[list[Chunk], list[float], int]:
-        """The next batch, the attention time of each engine, and the batch's tokens."""
+    def _pack(self, now: float) -> tuple[list[Chunk], list[float], list[int]]:
+        """The next batch, and the attention time and new tokens of each engine."""
         chunks: list[Chunk] = []
-        attention_s, tokens = [0.0] * len(self._ready), 0
+        attention_s, tokens = [0.0] * len(self._ready), [0] * len(self._ready)
         seconds = self._cost.attention_s
         for at, ready in enumerate(self._ready):
             if not ready:
@@ -128,7 +169,7 @@ class PrefillUnit:
                 else:
                     self.reloaded_tokens += request.computed
                 attention_s[at] += seconds(request.computed, size)
-                tokens += size
+                tokens[at] += size
         return chunks, attention_s, tokens
 
     def _send_back(self, now: float, chunks: list[Chunk]) -> None:
@@ -140,7 +181,11 @@ class PrefillUnit:
             tokens = chunk.tokens + (request.prefill_side if first else 0)
             chunk.sent_s = self._traffic.send_back(now, request, tokens)
 
-    def _end(self, now: float, chunks: list[Chunk]) -> Iterable[Event]:
+    def _end(self, now: float, version: int) -> Iterable[Event]:
+        if version != self._version:
+            return ()
+        chunks = self._batch.chunks
+        events = self._cores.leave(now, self)
         if not self._layerwise:
             self._send_back(now, chunks)
         finished = []
@@ -151,6 +196,6 @@ class PrefillUnit:
             if request.computed == request.prompt:
                 self._ready[request.prefill_engine - self._first].popleft()
                 finished.append(chunk)
-        events = list(self._ended(now, finished))
+        events.extend(self._ended(now, finished))
         events.extend(self._start(now))
         return events

@@ -8,13 +8,16 @@ import numpy as np
 
 from dualpath_configs import SimulatedSpec
 from dualpath_scheduler.simulator.accounting import check_conservation
-from dualpath_scheduler.simulator.cost import Cost
+from dualpath_scheduler.simulator.cores import Cores
+from dualpath_scheduler.simulator.cost import Cost, Roofline
 from dualpath_scheduler.simulator.decode import DecodeUnit
 from dualpath_scheduler.simulator.dispatch import Dispatcher
 from dualpath_scheduler.simulator.log import RequestLog
 from dualpath_scheduler.simulator.loop import Event, run_events
+from dualpath_scheduler.simulator.measured_cost import MeasuredCost
 from dualpath_scheduler.simulator.nodes import Node, Request, Speeds
 from dualpath_scheduler.simulator.prefill import Chunk, PrefillUnit, prefill_limits, read_parts
+from dualpath_scheduler.simulator.storing import StoredBlocks
 from dualpath_scheduler.simulator.traffic import Traffic
 from dualpath_scheduler.simulator.workload import Workload
 from dualpath_scheduler.workload import TraceError
@@ -33,7 +36,7 @@ class Simulation:
         self._prompts = workload.prompt_tokens()
         self._hits = workload.hit_tokens(spec.block_tokens)
         self._check_sizes()
-        cost = Cost(spec)
+        cost, cores = _computing(spec)
         speeds = self._prefill_speeds(cost)
         self.prefill = [
             Node(f"prefill-{index:03d}", spec, decode_tokens=0, speeds=speeds) for index in range(spec.prefill_nodes)
@@ -44,10 +47,18 @@ class Simulation:
         ]
         for engines in _lockstep(spec):
             for node in self.prefill:
-                node.prefill_units.append(PrefillUnit(engines, spec, cost, self.traffic, self._prefilled))
+                node.prefill_units.append(
+                    PrefillUnit(engines, spec, cost, cores, traffic=self.traffic, ended=self._prefilled)
+                )
             for node in self.decode:
-                node.decode_units.append(DecodeUnit(engines, cost, self._leave))
-        self._dispatcher = Dispatcher(spec, self.prefill, self.decode)
+                node.decode_units.append(DecodeUnit(engines, spec.decode_slots, cost, cores, self._leave))
+        write_bytes_per_s = self.decode[0].snic_write.rate
+        self._stored = StoredBlocks(
+            workload.sessions,
+            block_tokens=spec.block_tokens,
+            block_s=spec.block_tokens * spec.model.kv_bytes_per_token / write_bytes_per_s,
+        )
+        self._dispatcher = Dispatcher(spec, self.prefill, self.decode, self._stored_tokens)
         self._next_turn = workload.first[:-1].copy()
         self._views = [array.data for array in (self._prompts, self._hits, workload.generate_tokens)]
         self._number = {node: index for nodes in (self.prefill, self.decode) for index, node in enumerate(nodes)}
@@ -86,10 +97,11 @@ class Simulation:
     def _prefill_speeds(self, cost: Cost) -> Speeds:
         """Of the workload's mean request, and of batches that compute what it would have loaded (β is profiled so)."""
         prompt, hit = float(np.mean(self._prompts)), float(np.mean(self._hits))
-        seconds = cost.batch_s(cost.attention_s(int(hit), max(1, int(prompt - hit))), prompt - hit)
-        new = min(self.spec.batch_tokens, max(1, int(hit)))
-        anew_s = cost.batch_s(cost.attention_s(int(hit) // 2, new), new)
-        return Speeds(prompt / seconds, new / anew_s)
+        new = min(max(1, int(prompt - hit)), self.spec.batch_tokens)
+        seconds = cost.batch_s([cost.attention_s(int(hit), new)], [new])
+        anew = min(max(1, int(hit)), self.spec.batch_tokens)
+        anew_s = cost.batch_s([cost.attention_s(int(hit) // 2, anew)], [anew])
+        return Speeds(prompt / seconds, anew / anew_s)
 
     def _arrive(self, now: float, session: int) -> Iterable[Event]:
         index = int(self._next_turn[session])
@@ -99,12 +111,12 @@ class Simulation:
         prompt, generate, hit = prompts[index], generates[index], hits[index]
         room = -(-(prompt + generate) // block_tokens) * block_tokens
         self.log.arrival_s[index] = now
-        self._dispatcher.add(Request(index, session, prompt, generate, hit, room, computed=hit))
+        self._dispatcher.add(Request(index, session, prompt, generate, hit, room))
         return self._dispatch(now)
 
     def _dispatch(self, now: float) -> list[Event]:
         """The next round of the scheduler, in which it looks at all that has changed since the one before."""
-        if self._round_is_due:
+        if self._round_is_due or self._dispatcher.is_idle:
             return []
         self._round_is_due = True
         return [(max(now, self._last_round_s + self.spec.calibration.round_s), self._round, None)]
@@ -169,6 +181,7 @@ class Simulation:
 
     def _insert(self, now: float, request: Request) -> Iterable[Event]:
         """All of the prompt's KV is on the decode node."""
+        self._persist(now, request, request.hit, request.prompt)
         events = request.prefill.buffer.give(now, request.prefill_side)
         events.append((self.traffic.insert(now, request), self._inserted, request))
         return events
@@ -182,6 +195,19 @@ class Simulation:
         units = request.decode.decode_units
         return units[request.decode_engine % len(units)].join(now, request)
 
+    def _persist(self, now: float, request: Request, first: int, last: int) -> None:
+        """Blocks that tokens `[first, last)` of a sequence complete go to storage."""
+        block_tokens = self.spec.block_tokens
+        whole = last // block_tokens * block_tokens
+        new = whole - first // block_tokens * block_tokens
+        if new:
+            self._stored.write(request.session, whole, new, self.traffic.persist(now, request, new))
+
+    def _stored_tokens(self, now: float, request: Request) -> int:
+        if self.spec.mode.free_transfers:
+            return request.hit
+        return min(request.hit, self._stored.tokens(now, request.session))
+
     def _leave(self, now: float, request: Request) -> Iterable[Event]:
         self.log.end_s[request.index] = now
         self._ended += 1
@@ -191,15 +217,24 @@ class Simulation:
         self._freed.setdefault(request.decode)
         if not self.spec.mode.free_transfers:
             block_tokens = self.spec.block_tokens
-            whole = (request.prompt + request.generate) // block_tokens * block_tokens
-            self.traffic.persist(now, request, exported=request.generate, stored=whole - request.hit)
-            request.decode.tier.use(request.session, request.hit // block_tokens, whole // block_tokens)
+            last = request.prompt + request.generate
+            self.traffic.export(now, request, request.generate)
+            self._persist(now, request, request.prompt, last)
+            request.decode.tier.use(request.session, request.hit // block_tokens, last // block_tokens)
         events = self._dispatch(now)
         following = request.index + 1
         if following < self.workload.first[request.session + 1]:
             pause_s = float(self.workload.delay_s[following]) + self.spec.calibration.turn_s
             events.append((now + pause_s, self._arrive, request.session))
         return events
+
+
+def _computing(spec: SimulatedSpec) -> tuple[Cost, Cores]:
+    """What engines take, and the cores on which they do: as measured, or by the roofline with cores of their own."""
+    if spec.measured is None:
+        return Roofline(spec), Cores(None)
+    engines = len(_lockstep(spec)[0])
+    return MeasuredCost(spec.measured, engines), Cores(spec.measured.shared_cores)
 
 
 def _lockstep(spec: SimulatedSpec) -> list[range]:

@@ -110,13 +110,16 @@ class Traffic:
             decode.cnic_write[request.decode_engine].send(now, count),
         )
 
-    def persist(self, now: float, request: Request, *, exported: int, stored: int) -> None:
-        """Tokens generated come out of HBM; tokens of blocks that are complete now go to storage."""
-        decode = request.decode
-        out, kept = exported * self._token_bytes, stored * self._token_bytes
-        self.bytes["export"] += out
-        self.bytes["persist"] += kept
-        decode.cnic_read[request.decode_engine].send(now, out)
-        decode.cnic_write[request.decode_engine].send(now, out)
-        decode.memory.send(now, out + kept)
-        decode.snic_write.send(now, kept)
+    def export(self, now: float, request: Request, tokens: int) -> None:
+        """Tokens that were generated come out of HBM."""
+        count, decode = tokens * self._token_bytes, request.decode
+        self.bytes["export"] += count
+        decode.cnic_read[request.decode_engine].send(now, count)
+        decode.cnic_write[request.decode_engine].send(now, count)
+        decode.memory.send(now, count)
+
+    def persist(self, now: float, request: Request, tokens: int) -> float:
+        """Blocks that are complete go to storage; returns when the last of them is there."""
+        count, decode = tokens * self._token_bytes, request.decode
+        self.bytes["persist"] += count
+        return max(decode.memory.send(now, count), decode.snic_write.send(now, count))

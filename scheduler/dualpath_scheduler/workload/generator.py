@@ -63,8 +63,9 @@ def generate_trace(
     every trajectory ends near the longest length, after many short turns or a few long ones. So a session's total and
     its number of turns are drawn independently: the total as max · u^p (most end near the longest), the turns
     log-normal, wide enough for the mean of total ÷ turns to come out; but no session has so many that they would have
-    less than `_LEAST_TURN_TOKENS` on average, since the paper's longest sessions, which decide how long its runs with
-    few agents take, seem to be in proportion to the longest length. The context's mean then fixes the first prompt. Totals and turns are drawn one from each of `sessions` strata, which holds the means close for few sessions.
+    less than `_LEAST_TURN_TOKENS` on average: by the paper's times with few agents, its longest sessions are about in
+    proportion to the longest length. The context's mean then fixes the first prompt. Totals and turns are drawn one
+    from each of `sessions` strata, which holds the means close for few sessions.
 
     Args:
         preset: a name of `PAPER_TRACES`.
