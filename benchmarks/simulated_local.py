@@ -3,9 +3,10 @@
     python benchmarks/simulated_local.py [--trace=demo] [--max_turns=12] [--repeats=1] [--within=0.15]
 
 A round times what a turn costs beside all that is modelled (one session alone on the real cluster); then, for `basic`
-and `dualpath`, it times the engines' computing on this machine, simulates the trace with these constants, and replays
-it. Prints both completion times of each mode, medians over the rounds. Takes two minutes a round on an idle machine;
-other work on it slows the replay, and counts against the simulator.
+and `dualpath`, it times the engines' computing on this machine, replays the trace, times them again, and simulates the
+trace with these constants. Prints both completion times of each mode, medians over the rounds. Takes two to three
+minutes a round on an idle machine; other work on it slows the replay more than the simulation, whose groups do not
+know of it.
 
 Exit status: 0 where all are within `--within` of each other, else 1.
 """
@@ -99,14 +100,20 @@ def measured_turn_s(spec: ClusterSpec, measured: MeasuredSpec, cache: str) -> fl
 
 
 def compare(engine: FlaxEngineGroup, trace: Trace, cache: str) -> Iterator[Compared]:
-    """One round. Constants are measured right before they are needed, in case the machine has other work."""
-    turn_s = measured_turn_s(engine.spec, measured_computing(engine, PROBE_MODE), cache)
+    """One round. Constants are measured right before a replay and right after it, and both simulations averaged, in
+    case the machine has other work that comes or goes meanwhile.
+    """
+    spec = engine.spec
+    turn_s = measured_turn_s(spec, measured_computing(engine, PROBE_MODE), cache)
     print(f"turn_s = {turn_s:.4f}")
     for mode in COMPARED:
-        load, measured = os.getloadavg()[0], measured_computing(engine, mode)
-        print(f"{mode}, load {load:.1f}: {measured}", flush=True)
-        expected_s = simulated_s(mode, engine.spec, trace, measured=measured, turn_s=turn_s)
-        result = Compared(mode, replayed_s(mode, engine.spec, trace, cache), expected_s)
+        before = measured_computing(engine, mode)
+        real_s = replayed_s(mode, spec, trace, cache)
+        found = (before, measured_computing(engine, mode))
+        expected_s = [simulated_s(mode, spec, trace, measured=measured, turn_s=turn_s) for measured in found]
+        result = Compared(mode, real_s, statistics.mean(expected_s))
+        for measured, seconds in zip(found, expected_s, strict=True):
+            print(f"{mode}: {seconds:.2f} s with {measured}")
         print(f"{mode}, load {os.getloadavg()[0]:.1f}: {result.line()}", flush=True)
         yield result
 
