@@ -123,6 +123,11 @@ class SchedulingSpec(Spec):
     beta_tokens: PositiveInt | None = Field(default=None, description="β in tokens; absent: from the fitted speed.")
     compute_quota_s: PositiveFloat = Field(default=0.3, description="Predicted attention time of one prefill batch.")
     layers_per_group: PositiveInt = Field(default=2, description="Layers that one step of layerwise prefill runs.")
+    read_order: Literal["blocks", "layers"] = Field(
+        default="blocks",
+        description="Whether stored blocks are read whole, one after the other, or the first layer group of all of a "
+        "request's blocks, then the second, so that layerwise prefill begins before the last has come.",
+    )
     lease_s: PositiveFloat = Field(default=4.0, description="Silence after which a node counts as dead.")
     process_silence_s: PositiveFloat = Field(
         default=10.0, description="Silence after which a process of a node counts as dead, and the node with it."
@@ -134,6 +139,20 @@ class SchedulingSpec(Spec):
     reservation_deadline_s: PositiveFloat = 60.0
     request_deadline_s: PositiveFloat = 600.0
     max_attempts: PositiveInt = 3
+    read_plan: Literal["paper", "shorter-queue", "split", "prefill-only", "alternate"] = Field(
+        default="paper",
+        description="Which side reads a request's stored KV; paper: what the mode says. Without `mode.dual_path` the "
+        "prefill side reads all of it, whatever stands here.",
+    )
+    load_or_recompute: bool = Field(
+        default=False,
+        description="Whether stored KV is computed anew where that is predicted to be faster than reading.",
+    )
+    decode_affinity: NonNegativeFloat = Field(
+        default=0.0,
+        description="How many tokens of a longer decode queue a token of KV that the group holds in memory is worth; "
+        "0: the queues alone count, as in the paper.",
+    )
 
 
 class ModeSpec(Spec):

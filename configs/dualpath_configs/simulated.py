@@ -115,7 +115,6 @@ class SimulatedSpec(Spec):
     decode_slots: PositiveInt = Field(default=1024, description="Requests that one engine decodes at a time.")
     scheduling: SchedulingSpec = SchedulingSpec()
     mode: ModeSpec = ModeSpec()
-    read_plan: str = Field(default="", description="Name of a read-plan policy; empty: the mode's own.")
 
     @field_validator("mode", mode="before")
     @classmethod

@@ -9,7 +9,7 @@ from dualpath_jax.cluster import peer_pb2_grpc
 from dualpath_jax.cluster.decode_jobs import Attached, DecodeJob
 from dualpath_jax.cluster.decode_peer import DecodePeerService
 from dualpath_jax.cluster.jobs import Job, ReadOutcome
-from dualpath_jax.cluster.node import Node
+from dualpath_jax.cluster.node import Node, Speeds
 from dualpath_jax.cluster.reads import read_blocks
 from dualpath_jax.cluster.reporter import token_message
 from dualpath_jax.cluster.services import NodeServices
@@ -53,9 +53,9 @@ class DecodeNode(Node):
             services.server,
         )
 
-    async def prepare(self) -> float:
+    async def prepare(self) -> Speeds:
         await self.services.device.run(self.services.engine.warm_up_decode)
-        return 0.0
+        return Speeds()
 
     def new_job(self, assignment: pb.Assignment) -> DecodeJob:
         job = DecodeJob(assignment, assignment.decode_engine, self.spec.block_tokens)

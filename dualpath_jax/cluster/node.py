@@ -5,6 +5,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import final
 
 from dualpath_jax.cluster.job_table import JobTable
 from dualpath_jax.cluster.jobs import Job, JobError
@@ -22,6 +24,15 @@ log = logging.getLogger(__name__)
 FETCH_WAIT_S = 2.0
 PERSIST_PATIENCE_S = 2.0
 EXPECTED_FAILURES = (JobError, TransferError, ReservationTimeout, TimeoutError)
+
+
+@final
+@dataclass(frozen=True)
+class Speeds:
+    """Tokens that one engine prefills in a second, cached ones counted, and those that it computes; 0: it does none."""
+
+    tokens_per_s: float = 0.0
+    new_tokens_per_s: float = 0.0
 
 
 async def run_together(*loops: Coroutine[object, object, None]) -> None:
@@ -56,8 +67,8 @@ class Node(abc.ABC):
         )
 
     @abc.abstractmethod
-    async def prepare(self) -> float:
-        """Compile and measure, before joining; returns the tokens that one engine prefills in a second (0: none)."""
+    async def prepare(self) -> Speeds:
+        """Compile and measure, before joining."""
 
     @abc.abstractmethod
     def new_job(self, assignment: pb.Assignment) -> Job:
@@ -77,11 +88,11 @@ class Node(abc.ABC):
 
     async def run(self, ready: Callable[[str], None] | None = None) -> None:
         """Serve until cancelled; `ready` is told the node's address once it has joined."""
-        tokens_per_s = await self.prepare()
+        speeds = await self.prepare()
         await self.services.server.start()
         await self.services.transport.start()
         try:
-            await self._client.register(self._info(tokens_per_s))
+            await self._client.register(self._info(speeds))
             if ready is not None:
                 ready(self.services.transport.address)
             await run_together(self._fetch_forever(), self.work(), self.reporter.run())
@@ -184,10 +195,12 @@ class Node(abc.ABC):
         block = self.spec.block_tokens
         return sum(-(-job.total_tokens // block) * block for job in self.jobs if job.engine == engine)
 
-    def _info(self, tokens_per_s: float) -> pb.NodeInfo:
+    def _info(self, speeds: Speeds) -> pb.NodeInfo:
         engine, layout = self.services.engine, self.services.engine.layout
         identity = engine.identity
-        rate = None if self.spec.mode.free_transfers else self.spec.network.snic_bytes_per_s
+        network, token_bytes = self.spec.network, layout.token_bytes
+        snic = None if self.spec.mode.free_transfers else network.snic_bytes_per_s
+        cnic = None if self.spec.mode.free_transfers else network.cnic_bytes_per_s
         return pb.NodeInfo(
             node_id=self.node_id,
             incarnation=self.incarnation,
@@ -203,7 +216,9 @@ class Node(abc.ABC):
             ),
             vocab_size=engine.vocab_size,
             max_context_tokens=self.spec.max_context_tokens,
-            tokens_per_s=tokens_per_s,
-            snic_tokens_per_s=rate / layout.token_bytes if rate else 0.0,
+            tokens_per_s=speeds.tokens_per_s,
+            new_tokens_per_s=speeds.new_tokens_per_s,
+            snic_tokens_per_s=snic / token_bytes if snic else 0.0,
+            cnic_tokens_per_s=cnic / token_bytes if cnic else 0.0,
             decode_tokens=engine.limits.decode_tokens if self.role == pb.ROLE_DECODE else 0,
         )

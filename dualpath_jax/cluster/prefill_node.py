@@ -6,7 +6,7 @@ import time
 from dualpath_jax.cluster import peer_pb2_grpc
 from dualpath_jax.cluster.gather import gather
 from dualpath_jax.cluster.jobs import Job
-from dualpath_jax.cluster.node import Node
+from dualpath_jax.cluster.node import Node, Speeds
 from dualpath_jax.cluster.peers import DecodePeer
 from dualpath_jax.cluster.prefill_jobs import PrefillJob
 from dualpath_jax.cluster.prefill_pass import PassRunner, layer_groups
@@ -42,11 +42,11 @@ class PrefillNode(Node):
         )
         peer_pb2_grpc.add_NodeServicer_to_server(self.stats, services.server)
 
-    async def prepare(self) -> float:
+    async def prepare(self) -> Speeds:
         engine, device = self.services.engine, self.services.device
         await device.run(engine.warm_up_prefill, self._runner.groups)
         self._time = await device.run(measure, engine, self._runner.groups)
-        return self._time.tokens_per_s
+        return Speeds(self._time.tokens_per_s, self._time.new_tokens_per_s)
 
     def new_job(self, assignment: pb.Assignment) -> PrefillJob:
         job = PrefillJob(assignment, assignment.prefill_engine, self.spec.block_tokens)

@@ -41,15 +41,17 @@ class AttentionTimeModel:
     """`seconds_per_pair` is attention's; `fixed_s` is what such a pass takes without any.
 
     `tokens_per_s` is what one engine gets through, cached tokens counted, on the longest pass that was timed: prompts
-    of agents are cached for the most part, and the paper's `tok_e` and β count all their tokens.
+    of agents are cached for the most part, and the paper's `tok_e` and β count all their tokens. `new_tokens_per_s`
+    is what it computes anew, in passes as wide as they get.
     """
 
     seconds_per_pair: float
     fixed_s: float
     tokens_per_s: float
+    new_tokens_per_s: float
 
     @classmethod
-    def fit(cls, samples: Sequence[AttentionSample]) -> Self:
+    def fit(cls, samples: Sequence[AttentionSample], widest: AttentionSample) -> Self:
         """The line of least squares, with slope and intercept that are not negative.
 
         Raises ValueError unless two samples differ in their pairs.
@@ -63,7 +65,8 @@ class AttentionTimeModel:
             # Noise is larger than the difference between the passes: all of the time counts as attention.
             slope, intercept = float(pairs @ seconds / (pairs @ pairs)), 0.0
         longest = max(samples, key=lambda sample: sample.cached + sample.new)
-        return cls(float(slope), float(intercept), (longest.cached + longest.new) / longest.seconds)
+        tokens_per_s = (longest.cached + longest.new) / longest.seconds
+        return cls(float(slope), float(intercept), tokens_per_s, widest.new / widest.seconds)
 
     def seconds(self, cached: int, new: int) -> float:
         """Predicted attention time of `new` tokens after `cached` ones, in all layers."""
@@ -78,7 +81,9 @@ def measure(engine: EngineGroup, layer_groups: Sequence[tuple[int, int]]) -> Att
     block, longest = engine.layout.block_tokens, engine.limits.prefix_tokens // 2
     new = min(PROBE_TOKENS, engine.limits.prefill_tokens)
     contexts = sorted({part * longest // 3 // block * block for part in range(4)})
-    return AttentionTimeModel.fit([_time_pass(engine, layer_groups, cached, new) for cached in contexts])
+    samples = [_time_pass(engine, layer_groups, cached, new) for cached in contexts]
+    widest = _time_pass(engine, layer_groups, longest // 2 // block * block, engine.limits.prefill_tokens)
+    return AttentionTimeModel.fit(samples, widest)
 
 
 def _time_pass(engine: EngineGroup, layer_groups: Sequence[tuple[int, int]], cached: int, new: int) -> AttentionSample:

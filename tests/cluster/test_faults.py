@@ -49,7 +49,7 @@ def _swap(file: Path) -> None:
 @pytest.mark.parametrize("block", [0, 2, 6])
 async def test_a_bad_block_ends_the_usable_prefix(tmp_path, monkeypatch, damage, own, block):
     monkeypatch.setattr(
-        policy, "read_plan_for", lambda mode: lambda s: ReadPlan(min(own, s.hit_blocks), max(0, s.hit_blocks - own))
+        policy, "read_plan_for", lambda *_: lambda s: ReadPlan(min(own, s.hit_blocks), max(0, s.hit_blocks - own))
     )
     spec = small_spec(tmp_path, host_buffer_blocks=32)
     async with running(spec) as cluster:

@@ -39,7 +39,7 @@ class Split:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.own = 0
-        monkeypatch.setattr(policy, "read_plan_for", lambda mode: self.plan)
+        monkeypatch.setattr(policy, "read_plan_for", lambda *_: self.plan)
 
     def plan(self, snapshot: ReadSnapshot) -> ReadPlan:
         own = min(self.own, snapshot.hit_blocks)

@@ -51,7 +51,7 @@ async def test_every_split_of_the_reads_agrees(tmp_path, monkeypatch, own, layer
         mine = min(own, snapshot.hit_blocks)
         return ReadPlan(mine, snapshot.hit_blocks - mine)
 
-    monkeypatch.setattr(policy, "read_plan_for", lambda mode: split)
+    monkeypatch.setattr(policy, "read_plan_for", lambda *_: split)
     spec = small_spec(tmp_path, scheduling__layers_per_group=layers_per_group)
     async with running(spec) as cluster:
         prompt = random_prompt(45)

@@ -29,7 +29,7 @@ async def test_requests_that_lose_blocks_share_the_smallest_buffer_and_all_finis
         own = int(own_share * snapshot.hit_blocks)
         return ReadPlan(own, snapshot.hit_blocks - own)
 
-    monkeypatch.setattr(policy, "read_plan_for", lambda mode: split)
+    monkeypatch.setattr(policy, "read_plan_for", lambda *_: split)
     prompts = [random_prompt(200, seed=seed) for seed in range(8)]
     async with running(small_spec(tmp_path)) as cluster:
         await asyncio.gather(*(cluster.generate(prompt, 1) for prompt in prompts))
@@ -53,7 +53,7 @@ async def test_requests_that_lose_blocks_share_the_smallest_buffer_and_all_finis
 
 async def test_slots_rest_as_long_as_a_read_that_is_too_late_writes_into_them(tmp_path, monkeypatch):
     """The device answers a second after the deadline; until then nobody gets the slots, and then everybody may."""
-    monkeypatch.setattr(policy, "read_plan_for", lambda mode: lambda s: ReadPlan(s.hit_blocks, 0))
+    monkeypatch.setattr(policy, "read_plan_for", lambda *_: lambda s: ReadPlan(s.hit_blocks, 0))
     prompt, other = random_prompt(61), random_prompt(61, seed=1)
     async with running(small_spec(tmp_path)) as cluster:
         await cluster.generate(prompt, 1)

@@ -1,12 +1,13 @@
 """Read plans: who reads which blocks."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_configs import MODES, ModeSpec
+from dualpath_configs import MODES, ModeSpec, SchedulingSpec
 from dualpath_scheduler.policy import READ_PLANS, ReadPlan, ReadSnapshot, read_plan_for
 
 SNAPSHOTS = st.builds(
@@ -42,17 +43,27 @@ def test_every_plan_covers_the_hit_blocks_exactly(name: str, snapshot: ReadSnaps
 
 
 @pytest.mark.parametrize(
-    ("mode", "name"),
+    ("mode", "read_plan", "name"),
     [
-        (MODES["basic"], "prefill-only"),
-        (MODES["dualpath"], "shorter-queue"),
-        (MODES["oracle"], "shorter-queue"),
-        (ModeSpec(dual_path=False), "prefill-only"),
-        (ModeSpec(scheduling=False), "alternate"),
+        (MODES["basic"], "paper", "prefill-only"),
+        (MODES["dualpath"], "paper", "shorter-queue"),
+        (MODES["oracle"], "paper", "shorter-queue"),
+        (ModeSpec(dual_path=False), "paper", "prefill-only"),
+        (ModeSpec(scheduling=False), "paper", "alternate"),
+        (MODES["dualpath"], "split", "split"),
+        (MODES["dualpath"], "prefill-only", "prefill-only"),
+        (ModeSpec(scheduling=False), "split", "split"),
+        (MODES["basic"], "split", "prefill-only"),  # there is one path, whatever is asked for
     ],
 )
-def test_the_switches_choose_the_policy(mode: ModeSpec, name: str) -> None:
-    assert read_plan_for(mode) is READ_PLANS[name]
+def test_the_spec_chooses_the_policy(mode: ModeSpec, read_plan: str, name: str) -> None:
+    scheduling = SchedulingSpec.model_validate({"read_plan": read_plan})
+    assert read_plan_for(mode, scheduling) is READ_PLANS[name]
+
+
+def test_every_policy_has_a_name_in_the_spec() -> None:
+    names = get_args(SchedulingSpec.model_fields["read_plan"].annotation)
+    assert set(names) == {"paper", *READ_PLANS}
 
 
 @pytest.mark.parametrize(
@@ -79,11 +90,14 @@ def test_blocks_in_memory_are_read_where_they_lie(
         assert READ_PLANS["shorter-queue"](snapshot) == expected
 
 
+@pytest.mark.parametrize("name", ["shorter-queue", "split"])
 @given(snapshot=SNAPSHOTS, resident=st.tuples(st.integers(0, 100), st.integers(0, 100)))
-def test_a_split_asks_storage_for_what_is_in_no_memory(snapshot: ReadSnapshot, resident: tuple[int, int]) -> None:
+def test_storage_is_asked_for_what_is_in_no_memory(
+    name: str, snapshot: ReadSnapshot, resident: tuple[int, int]
+) -> None:
     prefill, decode = (min(blocks, snapshot.hit_blocks) for blocks in resident)
     snapshot = replace(snapshot, prefill_resident_blocks=prefill, decode_resident_blocks=decode)
-    plan = READ_PLANS["shorter-queue"](snapshot)
+    plan = READ_PLANS[name](snapshot)
     assert plan.prefill_side_blocks + plan.decode_side_blocks == snapshot.hit_blocks
     assert min(plan.prefill_side_blocks, plan.decode_side_blocks) >= 0
     from_storage = max(0, plan.prefill_side_blocks - prefill) + max(0, plan.decode_side_blocks - decode)

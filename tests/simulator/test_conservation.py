@@ -40,9 +40,17 @@ def test_every_mode_conserves(preset, mode):
     assert outcome_of(run).requests == work.requests
 
 
+@pytest.mark.parametrize("scheduling", [{"read_order": "layers"}, {"load_or_recompute": True, "read_plan": "split"}])
+@pytest.mark.parametrize("mode", ["dualpath", "oracle"])
+def test_policies_beyond_the_paper_conserve(mode, scheduling):
+    keys = {f"scheduling.{key}": value for key, value in scheduling.items()}
+    run = finished("660b_2p4d", short_workload(), mode=mode, **keys)
+    assert outcome_of(run).requests == run.workload.requests
+
+
 @pytest.mark.parametrize("read_plan", READ_PLANS)
 def test_every_read_plan_conserves(read_plan):
-    run = finished("660b_2p4d", short_workload(), read_plan=read_plan)
+    run = finished("660b_2p4d", short_workload(), **{"scheduling.read_plan": read_plan})
     read = run.traffic.bytes
     assert (read["storage_to_decode"] > 0) == (read_plan != "prefill-only")
 

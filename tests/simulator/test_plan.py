@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dualpath_configs import load_simulated
+from dualpath_configs import SchedulingSpec, load_simulated
 from dualpath_scheduler.simulator.plan.best import least
 from dualpath_scheduler.simulator.plan.bottlenecks import (
     Bounds,
@@ -77,7 +77,7 @@ def test_computing_by_hand():
 def test_the_simulator_moves_what_the_table_says():
     sessions = [[(640, 20)] + [(70, 20)] * 12 for _ in range(8)]
     work = workload(*sessions)
-    spec = small_spec(engines_per_node=2, read_plan="alternate")
+    spec = small_spec(engines_per_node=2, scheduling=SchedulingSpec(read_plan="alternate"))
     run = Simulation(spec, work)
     run.run()
     rows = rows_of(spec, mix_of(work, spec.block_tokens), peak_rates(spec))

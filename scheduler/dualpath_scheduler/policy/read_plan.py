@@ -1,39 +1,11 @@
 """The read plan: which side reads how many of a request's hit blocks (paper, scheduling)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import final
 
-from dualpath_configs import ModeSpec
-
-
-@final
-@dataclass(frozen=True)
-class ReadPlan:
-    """The prefill side reads the first `prefill_side_blocks` hit blocks, the decode side those after them."""
-
-    prefill_side_blocks: int
-    decode_side_blocks: int
-
-
-@final
-@dataclass(frozen=True)
-class ReadSnapshot:
-    """What is known when both engines of a request are: its stored blocks and the two nodes' read queues.
-
-    `ordinal` counts the plans that were fixed before this one. Of the hit blocks, the first `prefill_resident_blocks`
-    lie in the prefill node's memory and the last `decode_resident_blocks` in the decode node's: each of the two sides
-    may take those without asking storage.
-    """
-
-    hit_blocks: int
-    prefill_read_q_tokens: int
-    decode_read_q_tokens: int
-    ordinal: int = 0
-    prefill_resident_blocks: int = 0
-    decode_resident_blocks: int = 0
-
+from dualpath_configs import ModeSpec, SchedulingSpec
+from dualpath_scheduler.policy.snapshot import ReadPlan, ReadSnapshot
+from dualpath_scheduler.policy.split import split
 
 ReadPlanPolicy = Callable[[ReadSnapshot], ReadPlan]
 
@@ -64,12 +36,18 @@ def alternate(snapshot: ReadSnapshot) -> ReadPlan:
 
 
 READ_PLANS: Mapping[str, ReadPlanPolicy] = MappingProxyType(
-    {"shorter-queue": shorter_queue, "prefill-only": prefill_only, "alternate": alternate}
+    {"shorter-queue": shorter_queue, "split": split, "prefill-only": prefill_only, "alternate": alternate}
 )
+"""By the names that `scheduling.read_plan` takes, beside `paper`."""
 
 
-def read_plan_for(mode: ModeSpec) -> ReadPlanPolicy:
-    """The policy of a mode: one path without `dual_path`, and queues are looked at only with `scheduling`."""
+def read_plan_for(mode: ModeSpec, scheduling: SchedulingSpec) -> ReadPlanPolicy:
+    """The policy of a cluster: what `scheduling.read_plan` names; without `dual_path` one path, whatever it names.
+
+    `paper` is what the switches of the paper's ablation say: queues are looked at only with `scheduling`.
+    """
     if not mode.dual_path:
         return prefill_only
+    if scheduling.read_plan != "paper":
+        return READ_PLANS[scheduling.read_plan]
     return shorter_queue if mode.scheduling else alternate

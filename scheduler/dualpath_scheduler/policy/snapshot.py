@@ -69,6 +69,11 @@ class NodeState:
         return sum([engine.tok for engine in self.engines])
 
     @cached_property
+    def widest_room(self) -> int:
+        """Room of the engine that has most of it."""
+        return max([engine.free_tokens for engine in self.engines], default=0)
+
+    @cached_property
     def ready(self) -> tuple[tuple[int, str, int], ...]:
         """Its engines that are not overloaded (Algorithm 1), as (tok, node, engine), in this order."""
         return tuple(sorted([(e.tok, e.node, e.engine) for e in self.engines if e.tok <= self.beta_tokens]))
@@ -82,3 +87,37 @@ class Placement:
     request_id: str
     node: str
     engine: int
+
+
+@final
+@dataclass(frozen=True)
+class ReadPlan:
+    """The prefill side reads the first `prefill_side_blocks` hit blocks, the decode side those after them."""
+
+    prefill_side_blocks: int
+    decode_side_blocks: int
+
+
+@final
+@dataclass(frozen=True)
+class ReadSnapshot:
+    """What is known when both engines of a request are: its stored blocks and the two nodes' read queues.
+
+    `ordinal` counts the plans that were fixed before this one. Of the hit blocks, the first `prefill_resident_blocks`
+    lie in the prefill node's memory and the last `decode_resident_blocks` in the decode node's: each of the two sides
+    may take those without asking storage.
+
+    Rates are in tokens a second, infinite where nothing limits them. At `hop_tokens_per_s` prefill gets what the decode
+    side has read, as far as it has to wait for that: layerwise, for the first layer group's part.
+    """
+
+    hit_blocks: int
+    prefill_read_q_tokens: int
+    decode_read_q_tokens: int
+    ordinal: int = 0
+    prefill_resident_blocks: int = 0
+    decode_resident_blocks: int = 0
+    prefill_read_tokens_per_s: float = math.inf
+    decode_read_tokens_per_s: float = math.inf
+    hop_tokens_per_s: float = math.inf
+    block_tokens: int = 64

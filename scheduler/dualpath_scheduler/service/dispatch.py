@@ -1,15 +1,16 @@
 """Runs the policies: from the queues to engines, and from two engines to a read plan and two assignments."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import final
 
 from dualpath_configs import ClusterSpec
 from dualpath_scheduler import policy
-from dualpath_scheduler.policy import Placement, ReadPlan, ReadSnapshot, WaitingRequest
+from dualpath_scheduler.policy import Placement, WaitingRequest
 from dualpath_scheduler.service import scheduler_pb2 as pb
 from dualpath_scheduler.service.attempt import Attempt, Seat
 from dualpath_scheduler.service.fifo import Fifo
 from dualpath_scheduler.service.node import Node, Promise
+from dualpath_scheduler.service.planner import Planner
 from dualpath_scheduler.service.registry import Registry
 from dualpath_scheduler.service.request import Request
 from dualpath_storage.eviction import Eviction
@@ -29,12 +30,11 @@ class Dispatcher:
         self._registry = registry
         self._index = index
         self._eviction = eviction
-        self._read_plan = policy.read_plan_for(spec.mode)
+        self._planner = Planner(spec)
         self._requests: dict[str, Request] = {}
         self._for_prefill = Fifo()
         self._for_decode = Fifo()
         self._turns = {pb.ROLE_PREFILL: 0, pb.ROLE_DECODE: 0}
-        self._plans = 0
 
     def add(self, request: Request) -> None:
         """A request waits for a prefill engine from now on."""
@@ -80,10 +80,25 @@ class Dispatcher:
     def _drain(self, groups: list[Node]) -> None:
         """Phase 1: from the global queue to the groups' own."""
         by_id = {node.info.node_id: node for node in groups}
-        for request_id, node_id in policy.drain_to_groups(self._rooms(self._for_decode), self._snapshots(groups)):
+        waiting, snapshots = self._rooms(self._for_decode), self._snapshots(groups)
+        worth = self._spec.scheduling.decode_affinity
+        if worth:
+            drained = policy.drain_with_affinity(waiting, snapshots, self._held(groups), worth=worth)
+        else:
+            drained = policy.drain_to_groups(waiting, snapshots)
+        for request_id, node_id in drained:
             request = self._requests[request_id]
             self._for_decode.discard(request)
             by_id[node_id].queue.add(request)
+
+    def _held(self, groups: list[Node]) -> policy.Held:
+        """What decode groups hold of the requests that wait, counted as a read plan counts it: from the end."""
+        holding = [node for node in groups if node.residents]
+        hits = {request.id: self._hit(request)[::-1] for request in self._for_decode} if holding else {}
+        return {
+            request_id: {node.info.node_id: node.residents.leading(keys) * self._spec.block_tokens for node in holding}
+            for request_id, keys in hits.items()
+        }
 
     def _place_in_turn(self, wall_s: float) -> None:
         if self._for_prefill:
@@ -118,9 +133,10 @@ class Dispatcher:
         assert request.prefill is not None
         prefill_node = self._registry.expect(request.prefill.node_id, request.prefill.incarnation)
         decode_node = self._registry.expect(decode.node_id, decode.incarnation)
-        plan = self._plan(request, prefill_node, decode_node)
+        hit, engine = self._hit(request), request.prefill.engine
+        plan = self._planner.plan(hit, prefill_node, decode_node, engine=engine, prompt_tokens=request.prompt_tokens)
         split = plan.prefill_side_blocks
-        hit = request.chain(self._root(request), self._spec.block_tokens)[: split + plan.decode_side_blocks]
+        hit = hit[: split + plan.decode_side_blocks]
         self._eviction.used(hit, wall_s)
         attempt = Attempt(request.attempts + 1, plan=plan, prefill=request.prefill, decode=decode, hit_keys=hit)
         request.begin(attempt, wall_s)
@@ -132,20 +148,6 @@ class Dispatcher:
             promise.serial = node.outbox.assign(mine)
             promise.read_tokens = node.residents.absent(share) * self._spec.block_tokens
             node.wake()
-
-    def _plan(self, request: Request, prefill: Node, decode: Node) -> ReadPlan:
-        prefill_state, decode_state = self._snapshots([prefill, decode])
-        hit = request.chain(self._root(request), self._spec.block_tokens)[: self._hit_blocks(request)]
-        snapshot = ReadSnapshot(
-            hit_blocks=len(hit),
-            prefill_read_q_tokens=prefill_state.read_q_tokens,
-            decode_read_q_tokens=decode_state.read_q_tokens,
-            ordinal=self._plans,
-            prefill_resident_blocks=prefill.residents.leading(hit),
-            decode_resident_blocks=decode.residents.leading(hit[::-1]),
-        )
-        self._plans += 1
-        return self._read_plan(snapshot)
 
     def _text(self, request: Request, attempt: Attempt) -> pb.Assignment:
         work, prefill, decode = request.work, attempt.prefill, attempt.decode
@@ -187,6 +189,10 @@ class Dispatcher:
         if 1 < request.attempts + 1 >= self._spec.scheduling.max_attempts:
             return 0
         return self._index.longest_prefix(request.chain(self._root(request), self._spec.block_tokens))
+
+    def _hit(self, request: Request) -> Sequence[bytes]:
+        """The keys of those blocks."""
+        return request.chain(self._root(request), self._spec.block_tokens)[: self._hit_blocks(request)]
 
     def _root(self, request: Request) -> bytes:
         identity = self._registry.identity()

@@ -65,6 +65,16 @@ class Node:
     def fetching(self) -> bool:
         return self.poll is not None
 
+    @property
+    def read_tokens_per_s(self) -> float:
+        """What its storage card lets through."""
+        return self.info.snic_tokens_per_s or math.inf
+
+    @property
+    def cnic_tokens_per_s(self) -> float:
+        """What the compute card of one of its engines lets through."""
+        return self.info.cnic_tokens_per_s or math.inf
+
     def seat(self, engine: int) -> Seat:
         return Seat(self.info.node_id, self.info.incarnation, self.info.address, engine)
 
@@ -92,7 +102,7 @@ class Node:
             node_id=self.info.node_id,
             read_q_tokens=self._queues.read_q_tokens + sum(promise.read_tokens for promise in unseen),
             engines=tuple(self._engine(engine, unseen) for engine in range(self.info.engines)),
-            alpha_tokens=self._scheduling.alpha_s * self.info.snic_tokens_per_s or math.inf,
+            alpha_tokens=self._scheduling.alpha_s * self.read_tokens_per_s,
             beta_tokens=self._beta_tokens(),
             queued_tokens=sum(request.room_tokens(block_tokens) for request in self.queue),
         )

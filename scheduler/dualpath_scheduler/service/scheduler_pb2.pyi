@@ -149,7 +149,7 @@ class Identity(_message.Message):
     def __init__(self, model_digest: _Optional[str] = ..., weights_id: _Optional[str] = ..., weights_version: _Optional[int] = ..., layout_digest: _Optional[str] = ..., block_tokens: _Optional[int] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("node_id", "incarnation", "role", "engines", "address", "identity", "vocab_size", "max_context_tokens", "tokens_per_s", "snic_tokens_per_s", "decode_tokens")
+    __slots__ = ("node_id", "incarnation", "role", "engines", "address", "identity", "vocab_size", "max_context_tokens", "tokens_per_s", "snic_tokens_per_s", "decode_tokens", "cnic_tokens_per_s", "new_tokens_per_s")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,8 @@ class NodeInfo(_message.Message):
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     SNIC_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CNIC_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NEW_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     role: Role
@@ -172,7 +174,9 @@ class NodeInfo(_message.Message):
     tokens_per_s: float
     snic_tokens_per_s: float
     decode_tokens: int
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., engines: _Optional[int] = ..., address: _Optional[str] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., snic_tokens_per_s: _Optional[float] = ..., decode_tokens: _Optional[int] = ...) -> None: ...
+    cnic_tokens_per_s: float
+    new_tokens_per_s: float
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., engines: _Optional[int] = ..., address: _Optional[str] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., snic_tokens_per_s: _Optional[float] = ..., decode_tokens: _Optional[int] = ..., cnic_tokens_per_s: _Optional[float] = ..., new_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("node",)

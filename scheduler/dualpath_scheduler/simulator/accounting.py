@@ -33,19 +33,27 @@ def _requests(run: "Simulation") -> Iterator[Balance]:
     times, count = run.log.times, run.workload.requests
     yield "requests that arrived", int(np.isfinite(times["arrival_s"]).sum()), count
     yield "requests that ended", int(np.isfinite(times["end_s"]).sum()), count
-    reached = [
-        times[name] for name in ("arrival_s", "assigned_s", "read_end_s", "prefill_start_s", "first_token_s", "end_s")
-    ]
-    for earlier, later in itertools.pairwise(reached):
-        yield "requests whose times are in order", int((earlier <= later).sum()), count
+    for order in _orders(run):
+        for earlier, later in itertools.pairwise(order):
+            yield f"requests with {earlier} before {later}", int((times[earlier] <= times[later]).sum()), count
     starts, ends = times["arrival_s"][1:], times["end_s"][:-1]
     inside = np.ones(count - 1, bool)
     inside[run.workload.first[1:-1] - 1] = False
     yield "turns that began before the one before ended", int((starts < ends)[inside].sum()), 0
 
 
+def _orders(run: "Simulation") -> list[tuple[str, ...]]:
+    """Times that follow each other; prefill begins before the last read has ended where blocks are read by layers."""
+    begun = ("arrival_s", "assigned_s")
+    if run.spec.scheduling.read_order == "blocks":
+        return [(*begun, "read_end_s", "prefill_start_s", "first_token_s", "end_s")]
+    return [(*begun, "read_end_s", "first_token_s", "end_s"), ("assigned_s", "prefill_start_s", "first_token_s")]
+
+
 def _tokens(run: "Simulation") -> Iterator[Balance]:
-    prompts, hits = run.workload.prompt_tokens(), run.workload.hit_tokens(run.spec.block_tokens)
+    prompts, hits = run.workload.prompt_tokens(), run.log.counts["hit_tokens"]
+    most = run.workload.hit_tokens(run.spec.block_tokens)
+    yield "requests with no more hits than tokens before them", int((hits <= most).sum()), run.workload.requests
     computed = sum(unit.computed_tokens for node in run.prefill for unit in node.prefill_units)
     yield "tokens prefilled", computed, int((prompts - hits).sum())
     decoded = sum(unit.decoded_tokens for node in run.decode for unit in node.decode_units)
@@ -56,7 +64,8 @@ def _hops(run: "Simulation") -> Iterator[Balance]:
     """The bytes of each hop, from the workload and the read plans alone."""
     hops, workload, block_tokens = run.traffic.bytes, run.workload, run.spec.block_tokens
     token_bytes = 0 if run.spec.mode.free_transfers else run.spec.model.kv_bytes_per_token
-    prompts, hits, generated = workload.prompt_tokens(), workload.hit_tokens(block_tokens), workload.generate_tokens
+    prompts, generated = workload.prompt_tokens(), workload.generate_tokens
+    hits = run.log.counts["hit_tokens"].astype(np.int64)
     prefill_side, prefill_tier, decode_tier = (
         int(run.log.counts[name].sum()) for name in ("prefill_side_tokens", "prefill_tier_tokens", "decode_tier_tokens")
     )

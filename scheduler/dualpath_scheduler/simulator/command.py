@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from dualpath_configs import SIMULATED_MODES, SimulatedSpec, SpecError, load_simulated
-from dualpath_scheduler.policy import READ_PLANS
 from dualpath_scheduler.report import RunRecord, format_table, summarise, write_report
 from dualpath_scheduler.simulator.flags import (
     UsageError,
@@ -92,8 +91,6 @@ def _search(flags: argparse.Namespace, trace: Trace) -> int:
 
 def _spec(flags: argparse.Namespace, mode: str, setting: dict[str, object]) -> SimulatedSpec:
     overrides = dict(parse_override(text, "--set") for text in flags.set)
-    if flags.read_plan:
-        overrides["read_plan"] = flags.read_plan
     return load_simulated(flags.config, {**overrides, **setting, "mode": mode})
 
 
@@ -112,7 +109,6 @@ def _parser() -> argparse.ArgumentParser:
     add_workload_flags(parser)
     add("--mode", nargs="+", choices=list(SIMULATED_MODES), default=["dualpath"], metavar="MODE",
         help=f"one or more of {', '.join(SIMULATED_MODES)}")  # fmt: skip
-    add("--read_plan", choices=list(READ_PLANS), help="instead of the mode's own")
     add("--sweep", action="append", default=[], metavar="KEY=A,B,C", help="run every value; several: all combinations")
     add("--slo_ttft_s", type=positive, help="search the highest arrival rate whose mean TTFT is within this")
     add("--slo_tpot_ms", type=positive, help="the same for the mean TPOT")

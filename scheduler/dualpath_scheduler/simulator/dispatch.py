@@ -25,9 +25,11 @@ class Dispatcher:
         self._prefill = prefill
         self._decode = decode
         self._by_id = {node.node_id: node for node in (*prefill, *decode)}
-        self._plan: ReadPlanPolicy = (
-            policy.READ_PLANS[spec.read_plan] if spec.read_plan else policy.read_plan_for(spec.mode)
-        )
+        self._plan: ReadPlanPolicy = policy.read_plan_for(spec.mode, spec.scheduling)
+        # Of what comes from the decode side, prefill waits for the first layer; the others move while it computes.
+        waited_for = 1 / spec.model.layers if spec.mode.layerwise else 1.0
+        cnic_bytes_per_s = spec.hardware.cnic_bytes_per_s * spec.calibration.cnic_efficiency
+        self._hop_tokens_per_s = cnic_bytes_per_s / spec.model.kv_bytes_per_token / waited_for
         self._for_prefill: deque[Request] = deque()
         self._for_decode: deque[Request] = deque()
         self._fetching = dict.fromkeys(prefill)
@@ -125,15 +127,23 @@ class Dispatcher:
             ordinal=self._plans,
             prefill_resident_blocks=request.prefill.tier.front(session, hit_blocks),
             decode_resident_blocks=request.decode.tier.back(session, hit_blocks),
+            prefill_read_tokens_per_s=request.prefill.read_tokens_per_s,
+            decode_read_tokens_per_s=request.decode.read_tokens_per_s,
+            hop_tokens_per_s=self._hop_tokens_per_s,
+            block_tokens=block_tokens,
         )
         self._plans += 1
+        if self._spec.scheduling.load_or_recompute:
+            blocks = policy.blocks_to_load(snapshot, self._plan, request.prefill.compute_state(request))
+            snapshot = policy.shortened(snapshot, blocks)
         plan = self._plan(snapshot)
         request.prefill_side = plan.prefill_side_blocks * block_tokens
         request.decode_side = plan.decode_side_blocks * block_tokens
+        request.hit = request.computed = request.prefill_side + request.decode_side
         request.prefill_resident = min(snapshot.prefill_resident_blocks * block_tokens, request.prefill_side)
         request.decode_resident = min(snapshot.decode_resident_blocks * block_tokens, request.decode_side)
         request.prefill.tier.use(session, 0, plan.prefill_side_blocks)
-        request.decode.tier.use(session, plan.prefill_side_blocks, hit_blocks)
+        request.decode.tier.use(session, plan.prefill_side_blocks, plan.prefill_side_blocks + plan.decode_side_blocks)
         request.prefill.read_waiting_tokens += request.prefill_side - request.prefill_resident
         request.decode.read_waiting_tokens += request.decode_side - request.decode_resident
 

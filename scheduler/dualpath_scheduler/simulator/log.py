@@ -14,6 +14,7 @@ TIMES: Final = (
     "end_s",
 )
 COUNTS: Final = (
+    "hit_tokens",
     "prefill_side_tokens",
     "prefill_tier_tokens",
     "decode_tier_tokens",
@@ -36,8 +37,10 @@ class RequestLog:
         self.counts = {name: np.zeros(requests, np.int32) for name in COUNTS}
         self.arrival_s, self.assigned_s, self.read_start_s, self.read_end_s = map(self._time, TIMES[:4])
         self.prefill_start_s, self.first_token_s, self.end_s = map(self._time, TIMES[4:])
-        self.prefill_side_tokens, self.prefill_tier_tokens, self.decode_tier_tokens = map(self._count, COUNTS[:3])
-        self.prefill_node, self.prefill_engine, self.decode_node, self.decode_engine = map(self._count, COUNTS[3:])
+        self.hit_tokens, self.prefill_side_tokens = map(self._count, COUNTS[:2])
+        self.prefill_tier_tokens, self.decode_tier_tokens = map(self._count, COUNTS[2:4])
+        self.prefill_node, self.prefill_engine = map(self._count, COUNTS[4:6])
+        self.decode_node, self.decode_engine = map(self._count, COUNTS[6:])
 
     def _time(self, name: str) -> "memoryview[float]":
         return cast("memoryview[float]", self.times[name].data)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from dualpath_configs import SimulatedSpec
-from dualpath_scheduler.policy import EngineState, NodeState, WaitingRequest
+from dualpath_scheduler.policy import ComputeState, EngineState, NodeState, WaitingRequest
 from dualpath_scheduler.simulator.links import Link
 from dualpath_scheduler.simulator.loop import Event
 from dualpath_scheduler.simulator.tier import Tier
@@ -41,6 +41,7 @@ class Request:
     decode_resident: int = 0
     computed: int = 0
     prefill_start_s: float = 0.0
+    read_end_s: float = 0.0
 
     _for_decode: WaitingRequest | None = None
 
@@ -55,6 +56,15 @@ class Request:
         if self._for_decode is None:
             self._for_decode = WaitingRequest(str(self.index), self.room, self.hit, self.index)
         return self._for_decode
+
+
+@final
+@dataclass(frozen=True)
+class Speeds:
+    """Tokens that an engine prefills in a second, cached ones counted, and tokens that it computes anew."""
+
+    tokens_per_s: float
+    new_tokens_per_s: float
 
 
 Continuation = Callable[[float, Request], Iterable[Event]]
@@ -96,7 +106,7 @@ class Node:
     buffer; `snic` holds those under way.
     """
 
-    def __init__(self, node_id: str, spec: SimulatedSpec, *, decode_tokens: int, tokens_per_s: float) -> None:
+    def __init__(self, node_id: str, spec: SimulatedSpec, *, decode_tokens: int, speeds: Speeds) -> None:
         hardware, fitted = spec.hardware, spec.calibration
         engines, cnic = spec.engines_per_node, hardware.cnic_bytes_per_s * fitted.cnic_efficiency
         self.node_id = node_id
@@ -115,8 +125,10 @@ class Node:
         self.prefill_units: list[PrefillUnit] = []
         self.decode_units: list[DecodeUnit] = []
         self._token_bytes = spec.model.kv_bytes_per_token
-        self._alpha_tokens = spec.scheduling.alpha_s * self.snic.rate / self._token_bytes
-        self._beta_tokens = float(spec.scheduling.beta_tokens or spec.scheduling.beta_s * tokens_per_s)
+        self.read_tokens_per_s = self.snic.rate / self._token_bytes
+        self._alpha_tokens = spec.scheduling.alpha_s * self.read_tokens_per_s
+        self._beta_tokens = float(spec.scheduling.beta_tokens or spec.scheduling.beta_s * speeds.tokens_per_s)
+        self._speeds = speeds
         self._reported: NodeState | None = None
         self._engines = [EngineState(node_id, engine, 0, 0, decode_tokens) for engine in range(engines)]
 
@@ -125,6 +137,11 @@ class Node:
         was = self._engines[engine]
         self._engines[engine] = EngineState(was.node, engine, was.seq + seq, was.tok + tok, was.free_tokens - room)
         self._reported = None
+
+    def compute_state(self, request: Request) -> ComputeState:
+        """What the prefill engine of a request, which counts there already, has to do before it."""
+        others = self._engines[request.prefill_engine].tok - request.prompt
+        return ComputeState(others / self._speeds.tokens_per_s, self._speeds.new_tokens_per_s)
 
     @property
     def takes_prefill(self) -> bool:

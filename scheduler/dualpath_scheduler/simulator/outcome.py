@@ -102,7 +102,7 @@ def _columns(run: Simulation) -> RequestColumns:
         **{name: times[name] for name in ("arrival_s", "assigned_s", "read_end_s", "first_token_s", "end_s")},
         prompt_tokens=run.workload.prompt_tokens(),
         generated_tokens=run.workload.generate_tokens,
-        hit_tokens=run.workload.hit_tokens(run.spec.block_tokens),
+        hit_tokens=run.log.counts["hit_tokens"],
         recomputed_blocks=np.zeros(requests, np.int8),
         failed=np.zeros(requests, bool),
     )
@@ -115,9 +115,7 @@ def _request_records(run: Simulation, every: int) -> list[RequestRecord]:
     chosen = np.flatnonzero(session_of % every == 0)
     times = {name: values[chosen].tolist() for name, values in log.times.items()}
     counts = {name: values[chosen].tolist() for name, values in log.counts.items()}
-    prompts, hits = (
-        column[chosen].tolist() for column in (workload.prompt_tokens(), workload.hit_tokens(block_tokens))
-    )
+    prompts, hits = workload.prompt_tokens()[chosen].tolist(), counts["hit_tokens"]
     sessions, generated = session_of[chosen].tolist(), workload.generate_tokens[chosen].tolist()
     turns = (chosen - workload.first[session_of[chosen]]).tolist()
     return [

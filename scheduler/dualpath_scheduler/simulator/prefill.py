@@ -31,6 +31,13 @@ class Chunk:
 Ended = Callable[[float, list[Chunk]], Iterable[Event]]
 
 
+def read_parts(spec: SimulatedSpec) -> int:
+    """How many parts a request's stored KV is read in: whole, or as many as layerwise prefill has layer groups."""
+    if spec.scheduling.read_order == "blocks" or not spec.mode.layerwise:
+        return 1
+    return -(-spec.model.layers // spec.scheduling.layers_per_group)
+
+
 def prefill_limits(spec: SimulatedSpec) -> PrefillLimits:
     """What one engine takes in one batch: the quota, where there is scheduling, and what device memory holds."""
     quota_s = spec.scheduling.compute_quota_s if spec.mode.scheduling else math.inf
@@ -45,7 +52,8 @@ class PrefillUnit:
 
     A batch holds, of each engine, what `pack_prefill` lets into the compute quota. Layerwise, the KV of the next layer
     moves while one is computed: the batch takes as long as the longer of the two, and its first layer's load comes on
-    top. Otherwise everything is loaded first.
+    top. Otherwise everything is loaded first. What is read in parts may still be read: the last part is computed when
+    the last read has ended.
     """
 
     def __init__(self, engines: range, spec: SimulatedSpec, cost: Cost, traffic: Traffic, ended: Ended) -> None:
@@ -55,6 +63,7 @@ class PrefillUnit:
         self._traffic = None if spec.mode.free_transfers else traffic
         self._layerwise = spec.mode.layerwise
         self._layers = spec.model.layers
+        self._parts = read_parts(spec)
         self._ended = ended
         self._ready: list[deque[Request]] = [deque() for _ in engines]
         self._busy = False
@@ -83,11 +92,18 @@ class PrefillUnit:
         loaded = now if self._traffic is None else max([self._traffic.load(now, chunk.request) for chunk in chunks])
         if self._layerwise:
             self._send_back(now, chunks)
-            end = max(now + compute_s, loaded) + (loaded - now) / self._layers
+            read = max([chunk.request.read_end_s for chunk in chunks])
+            end = max(now + compute_s, loaded, read + compute_s / self._parts) + (loaded - now) / self._layers
         else:
             end = max(loaded, now + self._copying_s(chunks)) + compute_s
         self.busy_s += compute_s
         return ((end, self._end, chunks),)
+
+    def joins_s(self, request: Request, first_s: float) -> float:
+        """When a request may join a batch whose KV comes from `first_s` on: not so early that the batch has to wait."""
+        new = min(request.prompt - request.computed, self._limits.new_tokens)
+        compute_s = self._cost.batch_s(self._cost.attention_s(request.computed, new), new)
+        return max(first_s, request.read_end_s - compute_s * (1 - 1 / self._parts))
 
     def _copying_s(self, chunks: list[Chunk]) -> float:
         """What the copies of the engine with the most of them cost, whatever their bytes."""

@@ -13,8 +13,8 @@ from dualpath_scheduler.simulator.decode import DecodeUnit
 from dualpath_scheduler.simulator.dispatch import Dispatcher
 from dualpath_scheduler.simulator.log import RequestLog
 from dualpath_scheduler.simulator.loop import Event, run_events
-from dualpath_scheduler.simulator.nodes import Node, Request
-from dualpath_scheduler.simulator.prefill import Chunk, PrefillUnit, prefill_limits
+from dualpath_scheduler.simulator.nodes import Node, Request, Speeds
+from dualpath_scheduler.simulator.prefill import Chunk, PrefillUnit, prefill_limits, read_parts
 from dualpath_scheduler.simulator.traffic import Traffic
 from dualpath_scheduler.simulator.workload import Workload
 from dualpath_scheduler.workload import TraceError
@@ -29,18 +29,17 @@ class Simulation:
     def __init__(self, spec: SimulatedSpec, workload: Workload) -> None:
         self.spec, self.workload = spec, workload
         self.log = RequestLog(workload.requests)
-        self.traffic = Traffic(spec.model.kv_bytes_per_token, spec.calibration.read_bytes_per_s)
+        self.traffic = Traffic(spec.model.kv_bytes_per_token, spec.calibration.read_bytes_per_s, read_parts(spec))
         self._prompts = workload.prompt_tokens()
         self._hits = workload.hit_tokens(spec.block_tokens)
         self._check_sizes()
         cost = Cost(spec)
-        tokens_per_s = self._prefill_tokens_per_s(cost)
+        speeds = self._prefill_speeds(cost)
         self.prefill = [
-            Node(f"prefill-{index:03d}", spec, decode_tokens=0, tokens_per_s=tokens_per_s)
-            for index in range(spec.prefill_nodes)
+            Node(f"prefill-{index:03d}", spec, decode_tokens=0, speeds=speeds) for index in range(spec.prefill_nodes)
         ]
         self.decode = [
-            Node(f"decode-{index:03d}", spec, decode_tokens=spec.decode_tokens, tokens_per_s=tokens_per_s)
+            Node(f"decode-{index:03d}", spec, decode_tokens=spec.decode_tokens, speeds=speeds)
             for index in range(spec.decode_nodes)
         ]
         for engines in _lockstep(spec):
@@ -84,11 +83,13 @@ class Simulation:
                     "what the memory of an engine holds"
                 )
 
-    def _prefill_tokens_per_s(self, cost: Cost) -> float:
-        """What an engine gets through of the workload's mean request, cached tokens counted (β is profiled so)."""
+    def _prefill_speeds(self, cost: Cost) -> Speeds:
+        """Of the workload's mean request, and of batches that compute what it would have loaded (β is profiled so)."""
         prompt, hit = float(np.mean(self._prompts)), float(np.mean(self._hits))
         seconds = cost.batch_s(cost.attention_s(int(hit), max(1, int(prompt - hit))), prompt - hit)
-        return prompt / seconds
+        new = min(self.spec.batch_tokens, max(1, int(hit)))
+        anew_s = cost.batch_s(cost.attention_s(int(hit) // 2, new), new)
+        return Speeds(prompt / seconds, new / anew_s)
 
     def _arrive(self, now: float, session: int) -> Iterable[Event]:
         index = int(self._next_turn[session])
@@ -116,6 +117,7 @@ class Simulation:
         for request in self._dispatcher.run(now, freed):
             index = request.index
             log.assigned_s[index] = now
+            log.hit_tokens[index] = request.hit
             log.prefill_side_tokens[index] = request.prefill_side
             log.prefill_tier_tokens[index] = request.prefill_resident
             log.decode_tier_tokens[index] = request.decode_resident
@@ -138,13 +140,13 @@ class Simulation:
         request.prefill.read_waiting_tokens -= request.prefill_side - request.prefill_resident
         request.decode.read_waiting_tokens -= request.decode_side - request.decode_resident
         self.log.read_start_s[request.index] = now
+        unit = self._unit(request)
         if self.spec.mode.free_transfers:
-            return self._read(now, request)
-        return ((self.traffic.read(now, request), self._read, request),)
-
-    def _read(self, now: float, request: Request) -> Iterable[Event]:
-        self.log.read_end_s[request.index] = now
-        return self._unit(request).add(now, request)
+            self.log.read_end_s[request.index] = now
+            return unit.add(now, request)
+        first_s, request.read_end_s = self.traffic.read(now, request)
+        self.log.read_end_s[request.index] = request.read_end_s
+        return ((unit.joins_s(request, first_s), unit.add, request),)
 
     def _unit(self, request: Request) -> PrefillUnit:
         units = request.prefill.prefill_units

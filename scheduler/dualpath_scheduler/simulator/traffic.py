@@ -35,34 +35,33 @@ HOPS = (
 class Traffic:
     """Sends KV along its hops and counts it; `bytes` has the total of each hop."""
 
-    def __init__(self, token_bytes: int, read_bytes_per_s: float) -> None:
+    def __init__(self, token_bytes: int, read_bytes_per_s: float, read_parts: int = 1) -> None:
         self._token_bytes = token_bytes
+        self._read_parts = read_parts
         self._read_bytes_per_s = read_bytes_per_s
         self.bytes = dict.fromkeys(HOPS, 0)
 
-    def read(self, now: float, request: Request) -> float:
-        """Storage to DRAM on both sides, each its share; returns when the later is through.
+    def read(self, now: float, request: Request) -> tuple[float, float]:
+        """Storage to DRAM on both sides, each its share; returns when the first part of both is there, and the last.
 
-        A request alone does not fill a card: it has no more than so many reads under way. What a side has in its tier
-        is copied.
+        A request alone does not fill a card: it has no more than so many reads under way. Read whole, it is one part.
+        What a side has in its tier is copied, and is there before the rest is read.
         """
-        through = now
-        from_storage = request.prefill_side - request.prefill_resident
-        if from_storage:
-            count = from_storage * self._token_bytes
-            through = max(request.prefill.read(now, count), now + count / self._read_bytes_per_s)
-            self.bytes["storage_to_prefill"] += count
-        from_storage = request.decode_side - request.decode_resident
-        if from_storage:
-            count = from_storage * self._token_bytes
-            through = max(through, request.decode.read(now, count), now + count / self._read_bytes_per_s)
-            self.bytes["storage_to_decode"] += count
-        if request.prefill_resident:
-            copied = self._copy(now, request.prefill, request.prefill_resident, "tier_to_prefill")
-            through = max(through, copied)
-        if request.decode_resident:
-            through = max(through, self._copy(now, request.decode, request.decode_resident, "tier_to_decode"))
-        return through
+        first, last = now, now
+        for node, tokens, resident, hops in (
+            (request.prefill, request.prefill_side, request.prefill_resident, ("storage_to_prefill", "tier_to_prefill")),
+            (request.decode, request.decode_side, request.decode_resident, ("storage_to_decode", "tier_to_decode")),
+        ):
+            if resident:
+                copied = self._copy(now, node, resident, hops[1])
+                first, last = max(first, copied), max(last, copied)
+            if tokens > resident:
+                count = (tokens - resident) * self._token_bytes
+                self.bytes[hops[0]] += count
+                through = max(node.read(now, count), now + count / self._read_bytes_per_s)
+                own_s = count / min(node.snic.rate, self._read_bytes_per_s)
+                first, last = max(first, through - own_s * (1 - 1 / self._read_parts)), max(last, through)
+        return first, last
 
     def _copy(self, now: float, node: Node, tokens: int, hop: str) -> float:
         count = tokens * self._token_bytes
