@@ -1,10 +1,10 @@
 """Fits the simulator's constants to the paper's offline runs, and checks them.
 
 Run as `python -m dualpath_scheduler.simulator.calibrate`.
-`--fit ROUNDS` searches from the presets' values, a constant at a time, over `FIT_POINTS` alone, and prints what it
-finds. Without it all points run, those that the fit never saw included; `--out FILE` has the residuals as CSV, while
-they come. `--ablation` runs the paper's ablation and prints it with the figures of balance. `--agents_at_most` leaves
-out the largest runs: all of them take an hour of a core.
+`--fit ROUNDS` searches from the presets' values over `FIT_POINTS` alone, and prints what it finds; a round takes ten
+minutes of a core. Without it all points run, those that the fit never saw included; `--out FILE` has the residuals as
+CSV, while they come. `--ablation` runs the paper's ablation and prints it with the figures of balance.
+`--agents_at_most` leaves out the largest runs: all of them take half an hour of a core.
 """
 
 import argparse
@@ -12,12 +12,15 @@ import csv
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, final
 
+import numpy as np
+
 from dualpath_configs import load_simulated
+from dualpath_scheduler.simulator.fit import Fit, Values
 from dualpath_scheduler.simulator.outcome import outcome_of
 from dualpath_scheduler.simulator.paper_points import PRESETS, Point, paper_points, simulate_point, speedups
 
@@ -43,9 +46,9 @@ CONSTANTS = (
     Constant("turn_s", 0.02, 1.0),
 )
 FIT_POINTS = (
-    *((model, length, agents) for model in ("ds27b", "ds660b") for length, agents in (("32K", 1024), ("64K", 512))),
+    *((model, length, 512) for model in ("ds27b", "ds660b") for length in ("32K", "64K")),
     ("qwen2.5-32b", "32K", 128),
-    ("qwen2.5-32b", "32K", 512),
+    ("qwen2.5-32b", "32K", 256),
     ("qwen2.5-32b", "64K", 64),
 )
 """Model, length and agents: of the 33 of `offline_jct.csv`, the seven that the fit looks at, in all three modes."""
@@ -54,12 +57,14 @@ PAPER_ABLATION = {"basic": 0.0, "layerwise": 0.1721, "layerwise+dual": 0.3819, "
 """What the paper's ablation takes off the completion time of `basic` (DS 660B, 64K)."""
 ABLATION_AGENTS = 1024
 
-_STEP = 1.15
+_GAIN_WEIGHT = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dualpath_scheduler.simulator.calibrate", allow_abbrev=False)
-    parser.add_argument("--fit", type=int, default=0, metavar="ROUNDS", help="search so many times over all constants")
+    parser.add_argument(
+        "--fit", type=int, default=0, metavar="ROUNDS", help="take so many steps from the presets' values"
+    )
     parser.add_argument("--agents_at_most", type=int, default=1 << 30)
     parser.add_argument("--out", type=Path, help="CSV of the residuals")
     parser.add_argument("--ablation", action="store_true", help="the 660B model at 64K, one thing after the other")
@@ -79,33 +84,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def fit(rounds: int) -> Mapping[str, float]:
-    """Each constant is moved up and down by a step, which halves in each round, and stays where the loss is least."""
+def fit(rounds: int) -> Values:
+    """Fits `CONSTANTS` to `FIT_POINTS`, from the presets' values; prints the constants after each round."""
     spec = load_simulated(PRESETS["ds660b"])
-    values = {constant.name: float(getattr(spec.calibration, constant.name)) for constant in CONSTANTS}
+    start = {constant.name: float(getattr(spec.calibration, constant.name)) for constant in CONSTANTS}
     points = [point for point in paper_points() if (point.model, point.max_length, point.agents) in FIT_POINTS]
-    best = loss(points, values)
-    step = _STEP
-    for _ in range(rounds):
-        for constant in CONSTANTS:
-            for factor in (step, 1 / step):
-                moved = min(constant.most, max(constant.least, values[constant.name] * factor))
-                found = loss(points, {**values, constant.name: moved})
-                if found < best:
-                    best, values = found, {**values, constant.name: moved}
-                    break
-            print(f"{constant.name} = {values[constant.name]:.4g}, loss {best:.4f}", flush=True)
-        step = math.sqrt(step)
-    return values
+    search = Fit(lambda values: residuals(points, values), start, {c.name: (c.least, c.most) for c in CONSTANTS})
+    print(f"loss {search.loss:.5f}", flush=True)
+    for values in search.rounds(rounds):
+        found = ", ".join(f"{name} = {value:.4g}" for name, value in values.items())
+        print(f"loss {search.loss:.5f}: {found}", flush=True)
+    return search.values
 
 
-def loss(points: Iterable[Point], values: Mapping[str, float]) -> float:
-    """Mean square of the logarithm of simulated over printed time, and of the same of the speed-ups, twice."""
+def residuals(points: Iterable[Point], values: Values) -> np.ndarray:
+    """Logarithms of simulated over printed time, and, twice the weight, of the same of the speed-ups."""
     overrides = {f"calibration.{name}": value for name, value in values.items()}
     seconds = {point: simulate_point(point, overrides).completion_s for point in points}
-    times = [math.log(found / point.jct_s) ** 2 for point, found in seconds.items() if point.jct_s]
-    gains = [math.log(ours / theirs) ** 2 for _, ours, theirs in speedups(seconds)]
-    return statistics.mean(times) + 2 * statistics.mean(gains)
+    times = [math.log(found / point.jct_s) for point, found in seconds.items() if point.jct_s]
+    gains = [_GAIN_WEIGHT * math.log(ours / theirs) for _, ours, theirs in speedups(seconds)]
+    return np.array(times + gains)
 
 
 def ablation(agents: int) -> None:

@@ -32,9 +32,15 @@ class Dispatcher:
         self._hop_tokens_per_s = cnic_bytes_per_s / spec.model.kv_bytes_per_token / waited_for
         self._for_prefill: deque[Request] = deque()
         self._for_decode: deque[Request] = deque()
+        self._in_groups = 0
         self._fetching = dict.fromkeys(prefill)
         self._turns = {"prefill": 0, "decode": 0}
         self._plans = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits for an engine."""
+        return not (self._for_prefill or self._for_decode or self._in_groups)
 
     def add(self, request: Request) -> None:
         """A request waits for a prefill engine from now on."""
@@ -76,10 +82,12 @@ class Dispatcher:
                 if not node.queue:
                     fetching.setdefault(node)
                 node.enqueue(request)
+                self._in_groups += 1
         assigned: list[Request] = []
         for node in fetching:
             if node.queue:
                 placements = policy.assign_decode(_rooms(node.queue), node.snapshot(now))
+                self._in_groups -= len(placements)
                 assigned.extend(self._take_decode(placements, node.dequeue))
         return assigned
 

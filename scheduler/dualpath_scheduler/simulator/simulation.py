@@ -104,7 +104,7 @@ class Simulation:
 
     def _dispatch(self, now: float) -> list[Event]:
         """The next round of the scheduler, in which it looks at all that has changed since the one before."""
-        if self._round_is_due:
+        if self._round_is_due or self._dispatcher.is_idle:
             return []
         self._round_is_due = True
         return [(max(now, self._last_round_s + self.spec.calibration.round_s), self._round, None)]
