@@ -3,6 +3,10 @@
 import csv
 import io
 import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,7 +181,7 @@ def test_the_cheapest_run_first(monkeypatch, tmp_path, capsys):
     ran = []
 
     class Inline:
-        def __init__(self, *_: object) -> None: ...
+        def __init__(self, *_: object, **__: object) -> None: ...
         def __enter__(self) -> "Inline":
             return self
 
@@ -193,6 +197,47 @@ def test_the_cheapest_run_first(monkeypatch, tmp_path, capsys):
     Ledger(tmp_path / "runs.jsonl").fill(Sizes().runs(always), workers=1)
     assert ran == sorted(ran)
     assert "0 min of a processor to go" in capsys.readouterr().err.splitlines()[-1]
+
+
+PARENT = """
+import os, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from dualpath_scheduler.simulator.paper.ledger import _end_with_parent
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_end_with_parent)
+    print(pool.submit(os.getpid).result(), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_worker_ends_with_its_parent(tmp_path):
+    (tmp_path / "parent.py").write_text(PARENT)
+    parent = subprocess.Popen(
+        [sys.executable, str(tmp_path / "parent.py")],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        try:
+            assert parent.stdout is not None
+            worker = int(parent.stdout.readline())
+        finally:
+            parent.kill()
+    deadline = time.monotonic() + 20
+    while is_running(worker):
+        assert time.monotonic() < deadline, f"worker {worker} still runs"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it is not just waiting to be reaped."""
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
 
 
 def test_a_plot_shows_both():

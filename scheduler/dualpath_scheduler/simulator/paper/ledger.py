@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import os
 import sys
+import threading
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import final
 
@@ -62,7 +65,7 @@ class Ledger:
         progress = _Progress(todo)
         waiting = iter(todo)
         with ExitStack() as stack:
-            pool = stack.enter_context(ProcessPoolExecutor(workers, get_context("spawn")))
+            pool = stack.enter_context(ProcessPoolExecutor(workers, get_context("spawn"), initializer=_end_with_parent))
             under_way: dict[Future[tuple[Result, float]], Run] = {}
             while True:
                 for run in islice(waiting, workers - len(under_way)):
@@ -78,6 +81,18 @@ class Ledger:
                         continue
                     self.add(run, result, seconds)
                     progress.say(run, result, seconds)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for its next run forever."""
+    parent = parent_process()
+    assert parent is not None
+
+    def wait_for_its_end() -> None:
+        wait_for([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait_for_its_end, daemon=True).start()
 
 
 @final
