@@ -128,7 +128,7 @@ def test_the_command_prints_json(capsys):
     assert plan["best"] == [1, 1]
     (split,) = plan["splits"]
     assert split["speedup_over_basic"] == split["basic"]["ttft_mean_s"] / split["dualpath"]["ttft_mean_s"]
-    assert plan["admissible"]["hits alone, peak rates (paper)"] == pytest.approx([1 / 7, 3.5])
+    assert plan["admissible"]["paper"] == pytest.approx([1 / 7, 3.5])
     assert plan["resources"][0]["admissible_hits"] == [0.0, None]
 
 

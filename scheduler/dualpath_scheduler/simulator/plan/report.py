@@ -19,6 +19,12 @@ from dualpath_scheduler.simulator.plan.bottlenecks import (
 from dualpath_scheduler.simulator.plan.mix import Mix
 from dualpath_scheduler.simulator.workload import Workload
 
+_RANGES = {
+    "paper": "hits alone, peak rates (paper)",
+    "all_kv": "all KV, peak rates",
+    "all_kv_fitted_rates": "all KV, fitted rates",
+}
+
 
 @final
 @dataclass(frozen=True)
@@ -46,9 +52,9 @@ class Plan:
         """Admissible P/D: the paper's; with the KV that it leaves out; and that at the rates of the calibration."""
         fitted = resources(self.spec, self.mix, fitted_rates(self.spec))
         return {
-            "hits alone, peak rates (paper)": admissible(self.rows, others=False),
-            "all KV, peak rates": admissible(self.rows, others=True),
-            "all KV, fitted rates": admissible(fitted, others=True),
+            "paper": admissible(self.rows, others=False),
+            "all_kv": admissible(self.rows, others=True),
+            "all_kv_fitted_rates": admissible(fitted, others=True),
         }
 
     @property
@@ -137,7 +143,7 @@ def _range_lines(plan: Plan) -> list[str]:
     lines = ["P/D at which nothing but storage cards is full:"]
     for name, bounds in plan.ranges.items():
         inside = "" if bounds.least <= plan.ratio <= bounds.most else f"; {plan.ratio:.3g} is outside"
-        lines.append(f"  {name}: {_bounds(bounds)}{inside}")
+        lines.append(f"  {_RANGES[name]}: {_bounds(bounds)}{inside}")
     full = [row.name for row in plan.rows if row.computes and row.at(row.others, plan.ratio) > row.limit]
     if full:
         lines.append(f"Storage cards cannot be kept busy: {' and '.join(full)} would take longer than reading.")
