@@ -14,7 +14,7 @@ from matplotlib.image import imread
 
 from dualpath_scheduler.simulator.paper import __main__ as command
 from dualpath_scheduler.simulator.paper import ledger as ledgers
-from dualpath_scheduler.simulator.paper.beyond import VARIANTS, BeyondOffline, BeyondOnline
+from dualpath_scheduler.simulator.paper.beyond import VARIANTS, Beyond
 from dualpath_scheduler.simulator.paper.experiment import with_paper
 from dualpath_scheduler.simulator.paper.ledger import Ledger
 from dualpath_scheduler.simulator.paper.offline import (
@@ -80,7 +80,7 @@ def test_a_run_is_its_spec_and_its_workload():
 
 @pytest.mark.parametrize(
     ("experiment", "rows"),
-    [(CompletionTimes(), 99), (Ratios(), 81), (Lengths(), 48), (Sizes(), 4), (Ablation(), 8), (BeyondOffline(), 264)],
+    [(CompletionTimes(), 99), (Ratios(), 81), (Lengths(), 48), (Sizes(), 4), (Ablation(), 8), (Beyond(), 264)],
 )
 def test_every_setting_has_its_row(monkeypatch, experiment, rows):
     monkeypatch.setattr(Run, "spec", property(lambda run: type("Spec", (), {"prefill_nodes": 1, "decode_nodes": 1})))
@@ -93,12 +93,15 @@ def test_every_setting_has_its_row(monkeypatch, experiment, rows):
 
 def test_the_rate_of_beyond_online_follows_the_papers_system(monkeypatch):
     monkeypatch.setattr(Run, "spec", property(lambda run: type("Spec", (), {"prefill_nodes": 1, "decode_nodes": 1})))
-    offline = BeyondOnline().runs(lambda run: None)
-    assert len(offline) == len(offline_settings())
-    assert {run.arrivals_per_s for run in offline} == {None}
-    row = BeyondOnline().rows(always)[0]
+    nothing_ran = Beyond().runs(lambda run: None)
+    assert len(nothing_ran) == len(VARIANTS) * len(offline_settings())
+    assert {run.arrivals_per_s for run in nothing_ran} == {None}
+    assert len(Beyond().runs(always)) == 2 * len(nothing_ran)
+    row = next(row for row in Beyond().rows(always) if row["system"] == "oracle")
     assert row["arrivals_per_s"] == pytest.approx(0.7 * row["agents"] / 20.0)
-    assert len(BeyondOnline().rows(always)) == len(VARIANTS) * len(offline_settings())
+    assert (row["jct_s"], row["jct_gain"], row["jct_over_oracle"]) == (10.0, 2.0, 1.0)
+    only_offline = Beyond().rows(lambda run: None if run.arrivals_per_s else always(run))
+    assert {row["ttft_gain"] for row in only_offline} == {None}
 
 
 def test_rates_are_halved_to_where_the_targets_end():

@@ -16,7 +16,7 @@ from pathlib import Path
 from dualpath_configs import SpecError
 from dualpath_scheduler.files import write_atomically
 from dualpath_scheduler.simulator.flags import positive_int
-from dualpath_scheduler.simulator.paper.beyond import BeyondOffline, BeyondOnline
+from dualpath_scheduler.simulator.paper.beyond import Beyond
 from dualpath_scheduler.simulator.paper.experiment import Experiment, Row, with_paper
 from dualpath_scheduler.simulator.paper.ledger import Ledger
 from dualpath_scheduler.simulator.paper.offline import (
@@ -35,7 +35,7 @@ NAME = "dualpath_scheduler.simulator.paper"
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 EXPERIMENTS: tuple[Experiment, ...] = (
     Traces(), KvPerCompute(), Bottlenecks(), CompletionTimes(), Ablation(), Balance(), Ratios(), Lengths(), Latencies(),
-    HighestRates(), BeyondOffline(), BeyondOnline(), Sizes(),
+    HighestRates(), Beyond(), Sizes(),
 )  # fmt: skip
 
 

@@ -1,12 +1,13 @@
 """What policies and memory beyond the paper's give, for each of its offline settings."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar, final
 
 from dualpath_scheduler.simulator.paper.experiment import Experiment, Lines, Results, Row
 from dualpath_scheduler.simulator.paper.offline import Setting, offline_settings
-from dualpath_scheduler.simulator.paper.runs import Run
+from dualpath_scheduler.simulator.paper.runs import Result, Run
 
 _SPLIT = ("scheduling.read_plan", "split")
 _LAYERS = ("scheduling.read_order", "layers")
@@ -31,57 +32,29 @@ _LOAD = 0.7
 
 
 @final
-class BeyondOffline(Experiment):
-    """Completion times of all agents at once."""
+class Beyond(Experiment):
+    """Completion times of all agents at once, and the mean TTFT where the same agents arrive at `_LOAD`.
 
-    name: ClassVar[str] = "beyond_offline"
+    Of both the paper's system's over the variant's (`…_gain`), and the variant's over the oracle's (`…_over_oracle`).
+    """
+
+    name: ClassVar[str] = "beyond"
+    measured: ClassVar[tuple[str, ...]] = ("jct_s", "ttft_s")
     plots: ClassVar[tuple[Lines, ...]] = (
-        Lines(("model", "max_length"), "system", "agents", "gain_over_dualpath", "Beyond the paper, offline"),
+        Lines(("model", "max_length"), "system", "agents", "jct_gain", "Completion times, dualpath's over each"),
+        Lines(("model", "max_length"), "system", "agents", "ttft_gain", "Mean TTFT online, dualpath's over each"),
     )
 
     def runs(self, results: Results) -> Sequence[Run]:
-        return [_offline(setting, variant) for setting in offline_settings() for variant in VARIANTS]
+        offline, online = [], []
+        for setting, variant in itertools.product(offline_settings(), VARIANTS):
+            offline.append(_offline(setting, variant))
+            if (run := _online(setting, variant, results)) is not None:
+                online.append(run)
+        return offline + online
 
     def rows(self, results: Results) -> list[Row]:
-        rows = []
-        for setting in offline_settings():
-            seconds = {
-                variant: (run, result["completion_s"])
-                for variant in VARIANTS
-                if (result := results(run := _offline(setting, variant))) is not None
-            }
-            rows += _compared(setting, seconds, "jct_s")
-        return rows
-
-
-@final
-class BeyondOnline(Experiment):
-    """Mean TTFT where the same agents arrive at `_LOAD` of what the paper's system gets through."""
-
-    name: ClassVar[str] = "beyond_online"
-    measured: ClassVar[tuple[str, ...]] = ("ttft_s",)
-    plots: ClassVar[tuple[Lines, ...]] = (
-        Lines(("model", "max_length"), "system", "agents", "gain_over_dualpath", "Beyond the paper, TTFT online"),
-    )
-
-    def runs(self, results: Results) -> Sequence[Run]:
-        return [
-            run
-            for setting in offline_settings()
-            for variant in VARIANTS
-            if (run := _online(setting, variant, results)) is not None
-        ] + [_offline(setting, _PAPERS) for setting in offline_settings()]
-
-    def rows(self, results: Results) -> list[Row]:
-        rows = []
-        for setting in offline_settings():
-            seconds = {
-                variant: (run, result["ttft_mean_s"])
-                for variant in VARIANTS
-                if (run := _online(setting, variant, results)) is not None and (result := results(run)) is not None
-            }
-            rows += _compared(setting, seconds, "ttft_s")
-        return rows
+        return [row for setting in offline_settings() for row in _rows(setting, results)]
 
 
 def _offline(setting: Setting, variant: str, arrivals_per_s: float | None = None) -> Run:
@@ -99,19 +72,30 @@ def _online(setting: Setting, variant: str, results: Results) -> Run | None:
     return _offline(setting, variant, round(_LOAD * setting.agents / completion_s, 6))
 
 
-def _compared(setting: Setting, seconds: dict[str, tuple[Run, float | None]], column: str) -> list[Row]:
-    """A row a variant: its seconds, the paper's system's over them, and them over the oracle's."""
-    papers, oracle = (seconds.get(name, (None, None))[1] for name in (_PAPERS, "oracle"))
+def _rows(setting: Setting, results: Results) -> list[Row]:
+    """A row for each variant of which there is anything."""
+    jct = {variant: _value(results(_offline(setting, variant)), "completion_s") for variant in VARIANTS}
+    online = {variant: _online(setting, variant, results) for variant in VARIANTS}
+    ttft = {variant: _value(run and results(run), "ttft_mean_s") for variant, run in online.items()}
     rows = []
-    for variant, (run, found) in seconds.items():
-        assert found is not None
-        rows.append(
-            {
-                **setting.row(run, variant),
-                **({} if run.arrivals_per_s is None else {"arrivals_per_s": run.arrivals_per_s}),
-                column: found,
-                "gain_over_dualpath": papers / found if papers else None,
-                "over_oracle": found / oracle if oracle else None,
-            }
-        )
+    for variant in VARIANTS:
+        if jct[variant] is not None or ttft[variant] is not None:
+            run = online[variant]
+            row = setting.row(_offline(setting, variant), variant)
+            row |= _compared("jct", variant, jct)
+            row["arrivals_per_s"] = None if run is None else run.arrivals_per_s
+            rows.append({**row, **_compared("ttft", variant, ttft)})
     return rows
+
+
+def _value(result: Result | None, name: str) -> float | None:
+    return None if result is None else result[name]
+
+
+def _compared(name: str, variant: str, seconds: Mapping[str, float | None]) -> Row:
+    found, papers, oracle = (seconds[key] for key in (variant, _PAPERS, "oracle"))
+    return {
+        f"{name}_s": found,
+        f"{name}_gain": papers / found if papers and found else None,
+        f"{name}_over_oracle": found / oracle if found and oracle else None,
+    }
