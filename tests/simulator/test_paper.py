@@ -143,7 +143,8 @@ def test_tables_that_need_no_run_agree_with_the_paper():
     qwen = with_paper(KvPerCompute(), KvPerCompute().rows(always), None)[:2]
     assert max(abs(row["gb_per_pflop_error"]) for row in qwen) < 0.03
     for row in with_paper(Traces(), Traces().rows(always), None):
-        assert max(abs(row[f"{name}_error"]) for name in ("turns", "append", "total", "context")) < 0.01
+        assert max(abs(row[f"{name}_error"]) for name in ("append", "generation", "total", "context")) < 0.025
+        assert abs(row["turns_error"]) < 0.05
 
 
 def test_a_second_start_goes_on(tmp_path, capsys):

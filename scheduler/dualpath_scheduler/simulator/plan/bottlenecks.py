@@ -152,5 +152,5 @@ def _decode_s(spec: SimulatedSpec, cost: Cost, mix: Mix) -> float:
     """A mean request's share of steps with as many requests as the KV memory of an engine holds."""
     context = mix.hit + mix.miss + mix.generated / 2
     requests = max(1, min(spec.decode_slots, int(spec.decode_tokens / (mix.hit + mix.miss + mix.generated))))
-    step_s = cost.step_s(requests, requests * context, requests * cost.attended(context))
+    step_s = cost.step_s([(requests, requests * context, requests * cost.attended(context))], clock=0.0)
     return mix.generated * step_s / requests
