@@ -1,6 +1,7 @@
 """Plots of tables, the paper's values beside the simulated ones."""
 
 import io
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,7 @@ from dualpath_scheduler.simulator.paper.experiment import Lines, Row
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLUMNS = 3
-_DPI = 70
+_DPI = 60
 
 
 def plot(lines: Lines, rows: Sequence[Row]) -> bytes:
@@ -21,7 +21,7 @@ def plot(lines: Lines, rows: Sequence[Row]) -> bytes:
     panels: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         panels.setdefault(tuple(row[name] for name in lines.panels), []).append(row)
-    columns = min(_COLUMNS, len(panels))
+    columns = math.ceil(math.sqrt(len(panels)))
     down = -(-len(panels) // columns)
     figure = Figure(figsize=(1.5 + 3.6 * columns, 1.3 + 2.7 * down), dpi=_DPI, layout="constrained")
     grid = figure.subplots(down, columns, squeeze=False)
