@@ -163,9 +163,24 @@ def test_a_second_start_goes_on(tmp_path, capsys):
     done.write_text("".join(lines[:2]) + lines[2][:50])  # killed while it wrote
     assert command.main(["--out", str(tmp_path)], experiments) == 0
     assert capsys.readouterr().err.count("qwen32b_1p2d, 32K, 2 agents") == 1
-    assert [json.loads(line)["key"] for line in done.read_text().splitlines()] == [
-        json.loads(line)["key"] for line in lines
+    assert [json.loads(line)["name"] for line in done.read_text().splitlines()] == [
+        json.loads(line)["name"] for line in lines
     ]
+
+
+def test_results_of_other_constants_are_not_taken_and_new_keys_have_their_defaults(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    run = SMALL.run("dualpath")
+    Ledger(path).add(run, always(run), 1.0)
+    assert Ledger(path).get(run) == always(run)
+    assert Ledger(path).get(SMALL.run("dualpath", [("calibration.turn_s", 0.123)])) is None
+    entry = json.loads(path.read_text())
+    del entry["spec"]["scheduling"]["compute_quota_s"]  # as if written before there was such a key
+    path.write_text(json.dumps(entry) + "\n")
+    assert Ledger(path).get(run) == always(run)
+    entry["spec"]["scheduling"]["of_old"] = 1
+    path.write_text(json.dumps(entry) + "\n")
+    assert Ledger(path).get(run) is None
 
 
 def test_what_fails_keeps_nothing_else_from_running(tmp_path, capsys):

@@ -1,6 +1,6 @@
 """Results that stay: a line of JSON a run, written as soon as it is there, and read again by the next start."""
 
-import dataclasses
+import contextlib
 import json
 import os
 import sys
@@ -14,8 +14,11 @@ from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import final
 
+from pydantic import ValidationError
+
+from dualpath_configs import SimulatedSpec
 from dualpath_scheduler.simulator.accounting import ConservationError
-from dualpath_scheduler.simulator.paper.runs import Result, Run, execute
+from dualpath_scheduler.simulator.paper.runs import Result, Run, execute, key_of
 from dualpath_scheduler.workload import TraceError
 
 
@@ -24,7 +27,11 @@ class Ledger:
     """What has been run so far, by `Run.key`. `failed` has what was wrong with runs of this process, by their names."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the file; a line that was cut short by the end of a process counts as not there."""
+        """Reads the file. A line that was cut short by the end of a process goes.
+
+        A key of a spec that is new since a line was written has its default there; a line whose spec has a key that is
+        no more is left alone and counts for nothing.
+        """
         self._path = path
         self._results: dict[str, Result] = {}
         self.failed: dict[str, str] = {}
@@ -36,7 +43,9 @@ class Ledger:
                 path.write_bytes(whole)
         for line in whole.splitlines():
             entry = json.loads(line)
-            self._results[entry["key"]] = entry["result"]
+            with contextlib.suppress(ValidationError):
+                spec = SimulatedSpec.model_validate(entry["spec"])
+                self._results[key_of(spec, entry["work"])] = entry["result"]
 
     def get(self, run: Run) -> Result | None:
         return self._results.get(run.key)
@@ -47,8 +56,8 @@ class Ledger:
 
     def add(self, run: Run, result: Result, seconds: float) -> None:
         """The result is in the file when this returns."""
-        what = dataclasses.asdict(run)
-        entry = {"key": run.key, "run": what, "seconds": round(seconds, 2), "result": result}
+        what = {"name": run.name, "spec": run.spec.model_dump(mode="json"), "work": run.work}
+        entry = {**what, "seconds": round(seconds, 2), "result": result}
         with self._path.open("a") as file:
             file.write(json.dumps(entry) + "\n")
         self._results[run.key] = result

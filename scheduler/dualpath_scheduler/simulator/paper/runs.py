@@ -44,15 +44,19 @@ class Run:
     def spec(self) -> SimulatedSpec:
         return load_simulated(self.preset, {**dict(self.overrides), "mode": self.mode})
 
+    @property
+    def work(self) -> list[object]:
+        """What makes up the workload, as JSON."""
+        lengths = (self.append_scale, self.generate_scale, self.longest_tokens)
+        return [_trace_digest(self.max_length), self.agents, self.arrivals_per_s, *lengths]
+
     @cached_property
     def key(self) -> str:
         """Equal for runs with one spec, whatever preset and overrides it is made of, and one workload.
 
         Another version of the simulator's code is not another run.
         """
-        sessions = (self.agents, self.arrivals_per_s, self.append_scale, self.generate_scale, self.longest_tokens)
-        what = [self.spec.model_dump(mode="json"), _trace_digest(self.max_length), *sessions]
-        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+        return key_of(self.spec, self.work)
 
     @property
     def name(self) -> str:
@@ -73,6 +77,11 @@ class Run:
         work = make_workload(_trace(self.max_length), agents=self.agents, arrivals_per_s=self.arrivals_per_s)
         scales = {"append": self.append_scale, "generate": self.generate_scale}
         return scaled(work, **scales, longest_tokens=self.longest_tokens)
+
+
+def key_of(spec: SimulatedSpec, work: list[object]) -> str:
+    """`Run.key`, from what a ledger has of a run."""
+    return hashlib.sha256(json.dumps([spec.model_dump(mode="json"), work], sort_keys=True).encode()).hexdigest()
 
 
 def execute(run: Run) -> tuple[Result, float]:
