@@ -23,7 +23,8 @@ from dualpath_scheduler.report import (
 )
 from dualpath_scheduler.report.plots import binned_bytes_per_s
 
-FILES = ["completion.png", "report.json", "requests.csv", "snic_throughput.png"]
+PLOTS = ["completion.png", "snic_balance.png", "snic_throughput.png", "ttft_parts.png"]
+FILES = sorted(["report.json", "requests.csv", *PLOTS])
 
 
 def names(folder: Path) -> list[str]:
@@ -55,7 +56,7 @@ def test_a_row_a_request(tmp_path: Path, basic: RunRecord, dualpath: RunRecord) 
 @pytest.mark.parametrize("modes", [0, 1, 2])
 def test_plots_show_something(tmp_path: Path, basic: RunRecord, dualpath: RunRecord, modes: int) -> None:
     write_report(tmp_path, {}, {}, [basic, dualpath][:modes])
-    for name in ("completion.png", "snic_throughput.png"):
+    for name in PLOTS:
         pixels = imread(tmp_path / name)
         assert pixels.shape[0] >= 300
         assert pixels.shape[1] >= 450

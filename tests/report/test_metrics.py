@@ -15,6 +15,7 @@ def test_a_summary_has_the_keys_of_the_report(basic: RunRecord, dualpath: RunRec
         "generated_tokens_per_s",
         "ttft_p50_s",
         "ttft_p99_s",
+        "ttft_parts_s",
         "tpot_p50_s",
         "hit_rate",
         "bytes_read_prefill_side",
@@ -53,6 +54,8 @@ def test_a_run_without_failures(basic: RunRecord) -> None:
 def test_failed_requests_count_but_have_no_latency(basic: RunRecord, dualpath: RunRecord) -> None:
     summary = summarise([dualpath, basic])["dualpath"]
     assert (summary["requests"], summary["failed"], summary["recomputed_blocks"]) == (3, 1, 2)
+    # The first took its second in the parts that the fixture has; the second half a second more, in prefill.
+    assert summary["ttft_parts_s"] == {"queueing": 0.125, "reading": 0.625, "prefill": 0.5}
     # The failed request was the last to end.
     assert summary["completion_s"] == 5.0
     assert summary["speedup_over_basic"] == 2.0

@@ -21,7 +21,8 @@ def test_modes_and_report(capsys, tmp_path):
     assert (basic["mode"], dualpath["mode"]) == ("basic", "dualpath")
     assert dualpath["completion_s"] < basic["completion_s"]
     files = {path.name for path in (tmp_path / "report").iterdir()}
-    assert files == {"report.json", "requests.csv", "completion.png", "snic_throughput.png"}
+    plots = {"completion.png", "snic_throughput.png", "snic_balance.png", "ttft_parts.png"}
+    assert files == {"report.json", "requests.csv", *plots}
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     assert report["modes"]["basic"]["completion_s"] == pytest.approx(basic["completion_s"])
     assert report["config"]["decode_nodes"] == 1

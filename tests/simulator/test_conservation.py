@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from dualpath_configs import SIMULATED_MODES, load_cluster, load_simulated, simulated_cluster
 from dualpath_scheduler.policy import READ_PLANS
+from dualpath_scheduler.report import summarise
 from dualpath_scheduler.simulator.accounting import ConservationError, check_conservation
 from dualpath_scheduler.simulator.outcome import outcome_of, run_record
 from dualpath_scheduler.simulator.simulation import Simulation
@@ -133,3 +135,16 @@ def test_a_record_says_what_the_log_says():
     assert sum(r.prompt_tokens - r.hit_tokens for r in record.requests) == sum(r.miss_tokens for r in record.requests)
     blocks = sum(r.prefill_side_blocks + r.decode_side_blocks for r in record.requests)
     assert blocks * 64 == sum(r.hit_tokens for r in record.requests)
+
+
+def test_of_very_many_requests_some_sessions_have_rows_and_all_count():
+    run = finished("27b_1p1d", short_workload())
+    whole, part = run_record(run, "dualpath"), run_record(run, "dualpath", most_rows=run.workload.requests // 4)
+    assert len(whole.requests) == run.workload.requests
+    sessions = list(dict.fromkeys(request.session_id for request in part.requests))
+    assert sessions == [str(session) for session in range(0, run.workload.sessions, 4)]
+    of_sessions = [request for request in whole.requests if request.session_id in sessions]
+    assert list(part.requests) == of_sessions
+    assert summarise([part]) == summarise([whole])
+    from_rows = summarise([replace(whole, every_request=None)])["dualpath"]
+    assert from_rows == summarise([whole])["dualpath"]

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BINS = 150
+_BALANCE_BINS = 60
 _NODES_SHOWN = 8
 _ROLE_COLOURS = {"prefill": "Blues", "decode": "Oranges"}
+_PART_COLOURS = {"queueing": "#bdbdbd", "reading": "#ff7f0e", "prefill": "#1f77b4"}
 _MODE_COLOURS = ("#8c8c8c", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#d62728")
 
 
@@ -25,7 +27,7 @@ def completion_plot(summaries: Mapping[str, ModeSummary]) -> bytes:
     figure = _figure(width=max(5.0, 2.0 + 1.4 * len(summaries)), height=4.0)
     axes = figure.add_subplot()
     times = [summary["completion_s"] for summary in summaries.values()]
-    colours = [_MODE_COLOURS[index % len(_MODE_COLOURS)] for index in range(len(times))]
+    colours = [_mode_colour(index) for index in range(len(times))]
     bars = axes.bar(range(len(times)), times, width=0.6, color=colours)
     axes.bar_label(bars, labels=[_completion_label(mode, summary) for mode, summary in summaries.items()], padding=3)
     axes.set_xticks(range(len(times)), list(summaries))
@@ -49,6 +51,58 @@ def snic_plot(runs: Sequence[RunRecord]) -> bytes:
     panels[-1].set_xlabel("time since the run's start (s)")
     figure.suptitle("Storage card (SNIC) throughput per node")
     return _png(figure)
+
+
+def ttft_plot(summaries: Mapping[str, ModeSummary]) -> bytes:
+    """What the mean time to first token is made of, a bar a mode, as a PNG."""
+    figure = _figure(width=max(5.0, 3.0 + 1.4 * len(summaries)), height=4.0)
+    axes = figure.add_subplot()
+    modes = {mode: summary["ttft_parts_s"] for mode, summary in summaries.items() if summary["ttft_parts_s"]}
+    bottoms = np.zeros(len(modes))
+    for name, colour in _PART_COLOURS.items():
+        heights = np.array([parts[name] for parts in modes.values() if parts is not None])
+        axes.bar(range(len(modes)), heights, bottom=bottoms, width=0.6, color=colour, label=name)
+        bottoms = bottoms + heights
+    for at, height in enumerate(bottoms):
+        axes.annotate(f"{height:.2f} s", (at, height), (0, 3), textcoords="offset points", ha="center")
+    axes.set_xticks(range(len(modes)), list(modes))
+    axes.set_ylim(0, max(bottoms, default=0.0) * 1.12 or 1.0)
+    axes.set_xlabel("mode")
+    axes.set_ylabel("mean time to first token (s)")
+    axes.set_title("What the time to first token is made of")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False, reverse=True)
+    return _png(figure)
+
+
+def balance_plot(runs: Sequence[RunRecord]) -> bytes:
+    """Bytes that the busiest storage card read over the mean of those that may read, over time, as a PNG."""
+    figure = _figure(width=10.0, height=4.0)
+    axes = figure.add_subplot()
+    for index, run in enumerate(runs):
+        times, ratios = _balance(run)
+        axes.plot(times, ratios, color=_mode_colour(index), linewidth=1.2, label=run.mode)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0.95)
+    axes.set_xlabel("time since the run's start (s)")
+    axes.set_ylabel("largest over mean (1: even)")
+    axes.set_title(f"Balance of storage cards (SNIC), reads in {_BALANCE_BINS} intervals of each run")
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    if runs:
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
+    return _png(figure)
+
+
+def _balance(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
+    """The middle of each interval in which anything was read, and its largest over mean."""
+    edges = (_last_time_s(run) or 1.0) * np.arange(_BALANCE_BINS + 1) / _BALANCE_BINS
+    may_read = [node for node in run.nodes if node.may_read]
+    if not may_read:
+        return np.zeros(0), np.zeros(0)
+    read = np.stack([binned_bytes_per_s(node.samples, edges) for node in may_read])
+    some = read.sum(axis=0) > 0
+    return ((edges[1:] + edges[:-1]) / 2)[some], read.max(axis=0)[some] / read.mean(axis=0)[some]
 
 
 def binned_bytes_per_s(samples: Sequence[SnicSample], edges: np.ndarray, *, written: bool = False) -> np.ndarray:
@@ -111,6 +165,10 @@ def _draw_roles(axes: "Axes", nodes: Sequence[NodeRecord], edges: np.ndarray) ->
             label=f"{len(of_role)} {role} nodes, read, range",
         )
         axes.stairs(rates.mean(axis=0), edges, color=colour, label=f"{len(of_role)} {role} nodes, read, mean")
+
+
+def _mode_colour(index: int) -> str:
+    return _MODE_COLOURS[index % len(_MODE_COLOURS)]
 
 
 def _node_colours(nodes: Sequence[NodeRecord]) -> list[tuple[float, float, float, float]]:

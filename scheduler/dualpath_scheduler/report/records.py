@@ -3,8 +3,12 @@
 Times of requests and samples are seconds since the run's start.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, Self, final
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,47 @@ class RequestRecord:
     @property
     def failed(self) -> bool:
         return bool(self.error)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RequestColumns:
+    """The requests of a run as arrays, `[requests]` each, which metrics are made of: millions take no object each.
+
+    Times are float64, NaN where never reached; counts are integers.
+    """
+
+    arrival_s: np.ndarray
+    assigned_s: np.ndarray
+    read_end_s: np.ndarray
+    first_token_s: np.ndarray
+    end_s: np.ndarray
+    prompt_tokens: np.ndarray
+    generated_tokens: np.ndarray
+    hit_tokens: np.ndarray
+    recomputed_blocks: np.ndarray
+    failed: np.ndarray
+
+    @classmethod
+    def of(cls, requests: Iterable[RequestRecord]) -> Self:
+        """The columns of these records."""
+        rows = list(requests)
+        times = {
+            name: np.array([getattr(row, name) for row in rows], np.float64)
+            for name in ("arrival_s", "assigned_s", "read_end_s", "first_token_s", "end_s")
+        }
+        counts = {
+            name: np.array([getattr(row, name) for row in rows], np.int64)
+            for name in ("prompt_tokens", "generated_tokens", "hit_tokens", "recomputed_blocks")
+        }
+        return cls(**times, **counts, failed=np.array([row.failed for row in rows], bool))
+
+    def __len__(self) -> int:
+        return len(self.failed)
+
+    def sum_of_succeeded(self, counts: np.ndarray) -> int:
+        """Of one of the columns, over the requests that did not fail."""
+        return int(counts[~self.failed].sum())
 
 
 @dataclass(frozen=True)
@@ -89,4 +134,12 @@ class RunRecord:
     """Wall clock of the run's start, since the epoch; 0 in a simulation."""
     finished_unix_s: float
     requests: tuple[RequestRecord, ...]
+    """All of them, or, beside `every_request`, those of a part of the sessions."""
     nodes: tuple[NodeRecord, ...]
+    every_request: RequestColumns | None = None
+    """Where a run has more than are worth an object each."""
+
+    @cached_property
+    def columns(self) -> RequestColumns:
+        """What the metrics look at: every request of the run."""
+        return RequestColumns.of(self.requests) if self.every_request is None else self.every_request

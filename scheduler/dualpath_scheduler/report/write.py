@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dualpath_scheduler.files import write_atomically
 from dualpath_scheduler.report.metrics import ModeSummary, summarise
-from dualpath_scheduler.report.plots import completion_plot, snic_plot
+from dualpath_scheduler.report.plots import balance_plot, completion_plot, snic_plot, ttft_plot
 from dualpath_scheduler.report.records import RequestRecord, RunRecord
 
 _REQUEST_COLUMNS = tuple(field.name for field in fields(RequestRecord))
@@ -20,9 +20,9 @@ def write_report(
 ) -> dict[str, ModeSummary]:
     """Write the report of one or more runs into `directory`, which is made where it is missing.
 
-    `report.json` is `{"config": config, "trace": trace, "modes": {mode: summary}}`; `requests.csv` has a row a
-    request; `completion.png` and `snic_throughput.png` are the plots. Each file appears whole; files of an earlier
-    report are replaced.
+    `report.json` is `{"config": config, "trace": trace, "modes": {mode: summary}}`; `requests.csv` has a row for each
+    of the runs' `requests`; `completion.png`, `ttft_parts.png`, `snic_throughput.png` and `snic_balance.png` are the
+    plots. Each file appears whole; files of an earlier report are replaced.
 
     Returns:
         The summaries, by mode.
@@ -44,6 +44,8 @@ def write_report(
         "requests.csv": requests_csv(runs).encode(),
         "completion.png": completion_plot(summaries),
         "snic_throughput.png": snic_plot(runs),
+        "snic_balance.png": balance_plot(runs),
+        "ttft_parts.png": ttft_plot(summaries),
     }
     directory.mkdir(parents=True, exist_ok=True)
     for name, data in contents.items():

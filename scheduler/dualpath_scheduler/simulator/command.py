@@ -8,31 +8,27 @@ import dataclasses
 import itertools
 import json
 import sys
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn, final
+from typing import NoReturn
 
-from tqdm import tqdm
-
-from dualpath_configs import SIMULATED_MODES, SimulatedSpec, SpecError, load_simulated, simulated_names
+from dualpath_configs import SIMULATED_MODES, SimulatedSpec, SpecError, load_simulated
 from dualpath_scheduler.report import RunRecord, format_table, summarise, write_report
+from dualpath_scheduler.simulator.flags import (
+    UsageError,
+    add_workload_flags,
+    parse_override,
+    positive,
+    simulate,
+    trace_of,
+    workload_of,
+)
 from dualpath_scheduler.simulator.outcome import Outcome, outcome_of, run_record
 from dualpath_scheduler.simulator.search import Targets, highest_rate
-from dualpath_scheduler.simulator.simulation import Simulation
-from dualpath_scheduler.simulator.workload import Workload, make_workload
-from dualpath_scheduler.workload import Trace, TraceError, load_trace
+from dualpath_scheduler.workload import Trace, TraceError
 
 NAME = "dualpath-simulate"
 NOT_REACHED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
-_ANY_VOCAB = 2**31
-_MOST_REPORTED = 1_000_000
-"""Requests of a run that a report has rows for; each takes about a kilobyte while it is made."""
-
-
-@final
-class UsageError(Exception):
-    """What is wrong with an argument, in one line."""
 
 
 def run() -> NoReturn:
@@ -44,9 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status; SystemExit for `--help` and for arguments that do not parse."""
     flags = _parser().parse_args(arguments)
     try:
-        trace = load_trace(
-            flags.trace, vocab_size=_ANY_VOCAB, scale=flags.scale, max_turns=flags.max_turns, seed=flags.seed
-        )
+        trace = trace_of(flags)
         if flags.slo_ttft_s is not None or flags.slo_tpot_ms is not None:
             return _search(flags, trace)
         return _simulate(flags, trace)
@@ -63,20 +57,18 @@ def _simulate(flags: argparse.Namespace, trace: Trace) -> int:
     settings = list(_sweep(flags.sweep))
     if flags.report and len(settings) > 1:
         raise UsageError("--report is of one setting in several modes: expected no --sweep beside it")
-    workload = _workload(flags, trace, flags.arrivals_per_s)
-    if flags.report and workload.requests > _MOST_REPORTED:
-        raise UsageError(f"--report has a row a request, here {workload.requests}: expected at most {_MOST_REPORTED}")
+    workload = workload_of(flags, trace, flags.arrivals_per_s)
     records: list[RunRecord] = []
     for mode, setting in itertools.product(flags.mode, settings):
-        finished = _run(_spec(flags, mode, setting), workload, mode)
+        finished = simulate(_spec(flags, mode, setting), workload, mode)
         print(json.dumps({"mode": mode, **setting, **dataclasses.asdict(outcome_of(finished))}), flush=True)
-        if len(settings) == 1 and workload.requests <= _MOST_REPORTED:
+        if len(settings) == 1:
             records.append(run_record(finished, mode))
     if records:
         print(format_table(summarise(records)), file=sys.stderr)
     if flags.report:
         spec = _spec(flags, flags.mode[0], {})
-        about = {**trace.summary(), "agents": flags.agents}
+        about = {**trace.summary(), "agents": flags.agents, "requests_in_csv": len(records[0].requests)}
         write_report(Path(flags.report), spec.model_dump(mode="json"), about, records)
     return 0
 
@@ -88,30 +80,13 @@ def _search(flags: argparse.Namespace, trace: Trace) -> int:
         spec = _spec(flags, mode, setting)
 
         def outcome(rate: float, spec: SimulatedSpec = spec, mode: str = mode) -> Outcome:
-            return outcome_of(_run(spec, _workload(flags, trace, rate), f"{mode}, {rate:.3g}/s"))
+            return outcome_of(simulate(spec, workload_of(flags, trace, rate), f"{mode}, {rate:.3g}/s"))
 
         rate, best = highest_rate(outcome, targets)
         found_all &= best is not None
         at_best = {} if best is None else dataclasses.asdict(best)
         print(json.dumps({"mode": mode, **setting, "arrivals_per_s": rate, **at_best}), flush=True)
     return 0 if found_all else NOT_REACHED
-
-
-def _run(spec: SimulatedSpec, workload: Workload, label: str) -> Simulation:
-    simulation = Simulation(spec, workload)
-    with tqdm(total=workload.requests, desc=label, unit="req", file=sys.stderr, disable=None, leave=False) as bar:
-        simulation.run(progress=bar.update)
-    return simulation
-
-
-def _workload(flags: argparse.Namespace, trace: Trace, arrivals_per_s: float | None) -> Workload:
-    return make_workload(
-        trace,
-        agents=flags.agents,
-        arrivals_per_s=arrivals_per_s,
-        delay_scale=flags.delay_scale,
-        seed=flags.seed,
-    )
 
 
 def _spec(flags: argparse.Namespace, mode: str, setting: dict[str, object]) -> SimulatedSpec:
@@ -128,47 +103,14 @@ def _sweep(sweeps: Sequence[str]) -> Iterator[dict[str, object]]:
     return (dict(setting) for setting in itertools.product(*axes))
 
 
-def parse_override(text: str, flag: str) -> tuple[str, object]:
-    """`key=value` with a value as TOML writes it, or a bare word, which is a string. Raises UsageError."""
-    key, equals, value = text.partition("=")
-    if not equals or not key or not value:
-        raise UsageError(f"{flag} {text}: expected key=value, such as hardware.snic_bytes_per_s=25e9")
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=NAME, description=__doc__, allow_abbrev=False)
     add = parser.add_argument
-    add("--config", default="27b_1p1d", help=f"{', '.join(simulated_names())}, or a TOML file")
-    add("--trace", default="paper-64k", help="as for dualpath-replay: a name, or a file in Mooncake's format")
-    add("--agents", type=_positive_int, help="sessions; more than the trace has are drawn from it again")
-    add("--arrivals_per_s", type=_positive, help="sessions that start a second; absent: all at once")
+    add_workload_flags(parser)
     add("--mode", nargs="+", choices=list(SIMULATED_MODES), default=["dualpath"], metavar="MODE",
         help=f"one or more of {', '.join(SIMULATED_MODES)}")  # fmt: skip
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key of the spec")
     add("--sweep", action="append", default=[], metavar="KEY=A,B,C", help="run every value; several: all combinations")
-    add("--slo_ttft_s", type=_positive, help="search the highest arrival rate whose mean TTFT is within this")
-    add("--slo_tpot_ms", type=_positive, help="the same for the mean TPOT")
-    add("--report", help="folder for report.json, requests.csv and plots")
-    add("--scale", type=_positive, default=1.0, help="factor of the trace's lengths")
-    add("--max_turns", type=_positive_int, help="of a session")
-    add("--delay_scale", type=float, default=0.0, help="factor of the trace's arrival times and tool delays")
-    add("--seed", type=int, default=0)
+    add("--slo_ttft_s", type=positive, help="search the highest arrival rate whose mean TTFT is within this")
+    add("--slo_tpot_ms", type=positive, help="the same for the mean TPOT")
+    add("--report", help="folder for report.json, requests.csv (of very many requests: of some sessions) and plots")
     return parser
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: expected a finite number above 0")
-    return value
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected at least 1")
-    return value

@@ -5,11 +5,13 @@ from typing import Literal, final
 
 import numpy as np
 
-from dualpath_scheduler.report import NodeRecord, RequestRecord, RunRecord, SnicSample
+from dualpath_scheduler.report import NodeRecord, RequestColumns, RequestRecord, RunRecord, SnicSample
 from dualpath_scheduler.simulator.nodes import Node
 from dualpath_scheduler.simulator.simulation import Simulation
 
 BALANCE_WINDOW_S = 10.0
+MOST_ROWS = 200_000
+"""Requests of a run that a report has rows for; each takes about a kilobyte while it is made."""
 _SAMPLES = 300
 _EARLY = 0.05
 """The part of a run in which the paper measures the balance of attention times."""
@@ -85,23 +87,42 @@ def attention_max_over_mean(run: Simulation, until_s: float) -> float | None:
     return slowest / mean if mean else None
 
 
-def run_record(run: Simulation, mode: str) -> RunRecord:
-    """The record of a run for its report: an object a request, so for runs of less than a million."""
-    return RunRecord(mode, 0.0, 0.0, tuple(_request_records(run)), tuple(_node_records(run)))
+def run_record(run: Simulation, mode: str, most_rows: int = MOST_ROWS) -> RunRecord:
+    """The record of a run for its report: all requests as columns, and about so many at most as an object each.
+
+    Of a larger run those are the requests of every k-th session.
+    """
+    requests = tuple(_request_records(run, -(-run.workload.requests // most_rows)))
+    return RunRecord(mode, 0.0, 0.0, requests, tuple(_node_records(run)), _columns(run))
 
 
-def _request_records(run: Simulation) -> list[RequestRecord]:
+def _columns(run: Simulation) -> RequestColumns:
+    times, requests = run.log.times, run.workload.requests
+    return RequestColumns(
+        **{name: times[name] for name in ("arrival_s", "assigned_s", "read_end_s", "first_token_s", "end_s")},
+        prompt_tokens=run.workload.prompt_tokens(),
+        generated_tokens=run.workload.generate_tokens,
+        hit_tokens=run.log.counts["hit_tokens"],
+        recomputed_blocks=np.zeros(requests, np.int8),
+        failed=np.zeros(requests, bool),
+    )
+
+
+def _request_records(run: Simulation, every: int) -> list[RequestRecord]:
+    """Of the sessions whose number is a multiple of `every`."""
     workload, log, block_tokens = run.workload, run.log, run.spec.block_tokens
-    times = {name: values.tolist() for name, values in log.times.items()}
-    counts = {name: values.tolist() for name, values in log.counts.items()}
-    prompts, hits = workload.prompt_tokens().tolist(), counts["hit_tokens"]
-    sessions = np.repeat(np.arange(workload.sessions), np.diff(workload.first)).tolist()
-    first, generated = workload.first.tolist(), workload.generate_tokens.tolist()
+    session_of = np.repeat(np.arange(workload.sessions), np.diff(workload.first))
+    chosen = np.flatnonzero(session_of % every == 0)
+    times = {name: values[chosen].tolist() for name, values in log.times.items()}
+    counts = {name: values[chosen].tolist() for name, values in log.counts.items()}
+    prompts, hits = workload.prompt_tokens()[chosen].tolist(), counts["hit_tokens"]
+    sessions, generated = session_of[chosen].tolist(), workload.generate_tokens[chosen].tolist()
+    turns = (chosen - workload.first[session_of[chosen]]).tolist()
     return [
         RequestRecord(
-            request_id=f"{session}.{index - first[session]}",
+            request_id=f"{session}.{turns[index]}",
             session_id=str(session),
-            turn=index - first[session],
+            turn=turns[index],
             **{name: values[index] for name, values in times.items()},
             prompt_tokens=prompts[index],
             generated_tokens=generated[index],

@@ -29,12 +29,16 @@ class Point:
     jct_s: float | None = None
 
 
+def published_rows() -> list[Mapping[str, str]]:
+    """All of the paper's offline runs, as rows of its CSV file."""
+    return list(csv.DictReader(_DATA.read_text().splitlines()))
+
+
 def paper_points() -> list[Point]:
     """Those of the systems that are simulated: all but `sglang_mooncake`; the small ones first."""
-    rows = csv.DictReader(_DATA.read_text().splitlines())
     points = [
         Point(row["model"], row["max_length"], int(row["agents"]), row["system"], float(row["jct_s"]))
-        for row in rows
+        for row in published_rows()
         if row["system"] != "sglang_mooncake"
     ]
     return sorted(points, key=lambda point: (point.agents, point.max_length, point.model))

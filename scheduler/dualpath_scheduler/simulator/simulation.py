@@ -36,7 +36,7 @@ class Simulation:
         self._prompts = workload.prompt_tokens()
         self._hits = workload.hit_tokens(spec.block_tokens)
         self._check_sizes()
-        cost, cores = _computing(spec)
+        cost, cores = computing(spec)
         speeds = self._prefill_speeds(cost)
         self.prefill = [
             Node(f"prefill-{index:03d}", spec, decode_tokens=0, speeds=speeds) for index in range(spec.prefill_nodes)
@@ -229,7 +229,7 @@ class Simulation:
         return events
 
 
-def _computing(spec: SimulatedSpec) -> tuple[Cost, Cores]:
+def computing(spec: SimulatedSpec) -> tuple[Cost, Cores]:
     """What engines take, and the cores on which they do: as measured, or by the roofline with cores of their own."""
     if spec.measured is None:
         return Roofline(spec), Cores(None)
