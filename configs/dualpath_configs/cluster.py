@@ -123,6 +123,11 @@ class SchedulingSpec(Spec):
     beta_tokens: PositiveInt | None = Field(default=None, description="β in tokens; absent: from the fitted speed.")
     compute_quota_s: PositiveFloat = Field(default=0.3, description="Predicted attention time of one prefill batch.")
     layers_per_group: PositiveInt = Field(default=2, description="Layers that one step of layerwise prefill runs.")
+    read_order: Literal["blocks", "layers"] = Field(
+        default="blocks",
+        description="Whether stored blocks are read whole, one after the other, or the first layer group of all of a "
+        "request's blocks, then the second, so that layerwise prefill begins before the last has come.",
+    )
     lease_s: PositiveFloat = Field(default=4.0, description="Silence after which a node counts as dead.")
     process_silence_s: PositiveFloat = Field(
         default=10.0, description="Silence after which a process of a node counts as dead, and the node with it."
