@@ -6,6 +6,7 @@ from typing import final
 from dualpath_jax.cluster.prefill_jobs import PrefillJob
 from dualpath_jax.cluster.prefill_pass import Share
 from dualpath_jax.engine.attention_time import AttentionTimeModel
+from dualpath_scheduler.policy import PrefillLimits, pack_prefill
 
 EARLY = 1.5
 """Reads may need so many times the request's computing time when it joins: prediction errs, and late costs overlap."""
@@ -20,14 +21,14 @@ PATIENCE = 2.0
 class JoiningRule:
     """Who may join, by how long prefill takes: what was measured at the start, times what passes took since."""
 
-    def __init__(self, model: AttentionTimeModel, *, most_tokens: int) -> None:
+    def __init__(self, model: AttentionTimeModel, limits: PrefillLimits) -> None:
         self._model = model
-        self._most_tokens = most_tokens
-        self._took_s = self._foretold_s = self._model_s([(0, most_tokens)])
+        self._limits = limits
+        self._took_s = self._foretold_s = self._model_s([(0, limits.new_tokens)])
 
     def early_s(self, job: PrefillJob) -> float:
         """Seconds before the end of its reads at which a request may join."""
-        new = min(job.left_tokens, self._most_tokens)
+        (new,) = pack_prefill([(job.position, job.left_tokens)], self._model.seconds, self._limits)
         return EARLY * self._took_s / self._foretold_s * self._model_s([(job.position, new)])
 
     def joins(self, job: PrefillJob) -> bool:

@@ -49,7 +49,7 @@ class PrefillNode(Node):
         engine, device = self.services.engine, self.services.device
         await device.run(engine.warm_up_prefill, self._runner.groups)
         self._time = await device.run(measure, engine, self._runner.groups)
-        self._joining = JoiningRule(self._time, most_tokens=engine.limits.prefill_tokens)
+        self._joining = JoiningRule(self._time, self._limits)
         return self._time.tokens_per_s
 
     def new_job(self, assignment: pb.Assignment) -> PrefillJob:
