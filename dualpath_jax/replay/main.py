@@ -31,6 +31,7 @@ def define_replay_flags() -> None:
         "scale", 1.0, "Multiply the trace's lengths by this factor: 0.1, a tenth.", lower_bound=1e-6, upper_bound=1e6
     )
     flags.DEFINE_integer("max_sessions", None, "Replay so many sessions at most.", lower_bound=1)
+    flags.DEFINE_integer("sessions_at_once", None, "Replay so many sessions at a time; absent: all.", lower_bound=1)
     flags.DEFINE_integer("max_turns", None, "Replay so many turns of a session at most.", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "Seed of a generated trace.")
     flags.DEFINE_float("delay_scale", 0.0, "Factor of the trace's arrival times and tool delays.", lower_bound=0.0)
@@ -56,7 +57,9 @@ def main() -> int:
 
 def options(place: Callable[[str], Place] = lambda name: HERE) -> ReplayOptions:
     """What the flags say of how it is replayed."""
-    return ReplayOptions(FLAGS.delay_scale, FLAGS.compilation_cache, FLAGS.platform, place)
+    return ReplayOptions(
+        FLAGS.delay_scale, FLAGS.compilation_cache, FLAGS.platform, place, sessions_at_once=FLAGS.sessions_at_once
+    )
 
 
 def replay(spec: ClusterSpec, trace: Trace, modes: Sequence[str], run: Callable[[str], ModeRun]) -> int:

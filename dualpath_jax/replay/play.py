@@ -1,4 +1,4 @@
-"""Playing a trace's sessions against a cluster, all at once."""
+"""Playing a trace's sessions against a cluster, all at once or so many at a time."""
 
 import asyncio
 import time
@@ -30,16 +30,28 @@ class PlayedTurn:
 
 
 async def play(
-    client: Client, trace: Trace, *, delay_scale: float, ended: Callable[[PlayedTurn], object]
+    client: Client,
+    trace: Trace,
+    *,
+    delay_scale: float,
+    ended: Callable[[PlayedTurn], object],
+    sessions_at_once: int | None = None,
 ) -> list[PlayedTurn]:
     """Play every session; a turn waits for the one before it and for its tool delay times `delay_scale`.
+
+    With `sessions_at_once`, a session that would be one more begins when one of those before it has ended.
 
     The trace's own tokens are forced as generations, so that every run sees the same contexts. `ended` is told of
     each turn. A turn that fails is the last of its session. Returns the turns in order of sessions.
     """
-    played: list[list[PlayedTurn]] = await asyncio.gather(
-        *(_play_session(client.session(), session, delay_scale, ended) for session in trace.sessions)
-    )
+    places = asyncio.Semaphore(sessions_at_once or max(1, len(trace.sessions)))
+
+    async def when_there_is_a_place(session: SessionTrace) -> list[PlayedTurn]:
+        await asyncio.sleep(session.arrival_s * delay_scale)
+        async with places:
+            return await _play_session(client.session(), session, delay_scale, ended)
+
+    played = await asyncio.gather(*(when_there_is_a_place(session) for session in trace.sessions))
     return [turn for turns in played for turn in turns]
 
 
@@ -47,7 +59,6 @@ async def _play_session(
     session: Session, trace: SessionTrace, delay_scale: float, ended: Callable[[PlayedTurn], object]
 ) -> list[PlayedTurn]:
     played = []
-    await asyncio.sleep(trace.arrival_s * delay_scale)
     for number, turn in enumerate(trace.turns):
         await asyncio.sleep(turn.delay_s * delay_scale)
         result = await _play_turn(session, trace.session_id, number, turn)

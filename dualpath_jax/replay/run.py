@@ -30,6 +30,8 @@ class ReplayOptions:
     platform: str = "cpu"
     place: Callable[[str], Place] = lambda name: HERE
     """Where each process of the cluster runs."""
+    sessions_at_once: int | None = None
+    """None: all of them."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,13 @@ def run_mode(mode: str, spec: ClusterSpec, trace: Trace, options: ReplayOptions)
             bar.reset()
             started = time.time()
             turns = asyncio.run(
-                play(cluster.client, trace, delay_scale=options.delay_scale, ended=lambda _: bar.update())
+                play(
+                    cluster.client,
+                    trace,
+                    delay_scale=options.delay_scale,
+                    ended=lambda _: bar.update(),
+                    sessions_at_once=options.sessions_at_once,
+                )
             )
             finished = time.time()
             stats = cluster.stats()

@@ -49,9 +49,17 @@ class StandInSession:
         return generation([choice(token) for token in forced_tokens])
 
 
-async def _play(client: StandIn, trace: Trace, delay_scale: float = 0.0) -> tuple[list[PlayedTurn], list[PlayedTurn]]:
+async def _play(
+    client: StandIn, trace: Trace, delay_scale: float = 0.0, sessions_at_once: int | None = None
+) -> tuple[list[PlayedTurn], list[PlayedTurn]]:
     told: list[PlayedTurn] = []
-    played = await play(client, trace, delay_scale=delay_scale, ended=told.append)  # type: ignore[arg-type]
+    played = await play(
+        client,  # type: ignore[arg-type]
+        trace,
+        delay_scale=delay_scale,
+        ended=told.append,
+        sessions_at_once=sessions_at_once,
+    )
     return played, told
 
 
@@ -70,6 +78,16 @@ async def test_all_sessions_at_once_each_turn_after_the_other(tmp_path):
     for session in trace.sessions:
         arrivals = [turn.arrival for turn in played if turn.session_id == session.session_id]
         assert all(later - earlier >= STEP_S * 0.9 for earlier, later in itertools.pairwise(arrivals))
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+async def test_so_many_sessions_at_a_time(tmp_path, at_once):
+    client = StandIn()
+    played, told = await _play(client, small_trace(tmp_path, small_spec(tmp_path)), sessions_at_once=at_once)
+    assert client.most_at_once == at_once
+    assert len(played) == 12
+    if at_once == 1:
+        assert [turn.key for turn in told] == [turn.key for turn in played]
 
 
 async def test_a_turn_that_fails_is_the_last_of_its_session(tmp_path):
