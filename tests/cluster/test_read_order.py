@@ -14,6 +14,7 @@ from dualpath_storage.block_format import HEADER_BYTES
 from dualpath_storage.keys import chain_keys
 from tests.cluster.harness import Cluster, running, small_spec
 from tests.cluster.oracle import expected_tokens, random_prompt
+from tests.cluster.test_faults import FAULTS, conversation
 
 PROMPT = random_prompt(61)  # seven full blocks of eight, and five tokens
 BLOCKS = 7
@@ -239,6 +240,20 @@ async def test_a_pass_goes_on_without_one_whose_reads_are_late(tmp_path, own, mo
     assert result.tokens == expected_tokens(spec, PROMPT, 4)
     assert (result.attempts, result.hit_tokens) == (1, 8 * BLOCKS)
     assert settled[-1] == (len(PROMPT), False)
+
+
+async def test_sessions_on_a_faulty_store_agree_and_end(tmp_path):
+    async with running(layers_spec(tmp_path)) as cluster:
+        await asyncio.gather(*(conversation(cluster, seed) for seed in range(4)))
+        await cluster.quiet()
+    query = "&".join(f"{fault}=0.03" for fault in FAULTS)
+    deadlines = {"storage__read_deadline_s": 0.2, "storage__write_deadline_s": 0.2}
+    spec = layers_spec(tmp_path, storage__url=f"faulty+file://{tmp_path / 'kv'}?{query}&seed=7", **deadlines)
+    async with running(spec) as cluster:
+        async with asyncio.timeout(60):
+            lost = await asyncio.gather(*(conversation(cluster, seed) for seed in range(4)))
+        await at_rest(cluster)
+    assert sum(lost) > 0, "no fault struck"
 
 
 async def test_what_lies_in_memory_is_taken_from_there(tmp_path, own):
