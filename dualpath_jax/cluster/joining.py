@@ -31,14 +31,14 @@ class JoiningRule:
         (new,) = pack_prefill([(job.position, job.left_tokens)], self._model.seconds, self._limits)
         return EARLY * self._took_s / self._foretold_s * self._model_s([(job.position, new)])
 
-    def joins(self, job: PrefillJob) -> bool:
-        """Whether a pass that begins now is hardly held up by the job.
+    def joins(self, job: PrefillJob, *, alone: bool) -> bool:
+        """Whether a pass that begins now is hardly held up by the job, or holds up nobody: it is alone on its node.
 
         One that has held up a pass joins again when all of it is there, and nothing of it is under way any more.
         """
         if job.left_behind:
             return not job.blocks.left_s and all(send.done() for send in job.sends)
-        return job.blocks.left_s <= self.early_s(job)
+        return alone or job.blocks.left_s <= self.early_s(job)
 
     def wait_s(self, jobs: Sequence[PrefillJob]) -> float | None:
         """Seconds until the first of jobs that may not join yet may, if its reads go on as they did."""
@@ -47,7 +47,7 @@ class JoiningRule:
 
     def patience_s(self, job: PrefillJob) -> float:
         """Seconds for which a pass that begins now goes on with the job, whether or not its reads have come."""
-        return PATIENCE * self.early_s(job)
+        return PATIENCE * max(self.early_s(job), job.blocks.left_s)
 
     def note(self, shares: Sequence[Share], took_s: float) -> None:
         """A pass has computed all layers for its shares; half of what was known fades."""

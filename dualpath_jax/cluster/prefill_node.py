@@ -142,10 +142,10 @@ class PrefillNode(Node):
         """The jobs of each engine's next batch, with the new tokens of each (paper: compute quota)."""
         assert self._time is not None
         assert self._joining is not None
-        now_s, batch = asyncio.get_running_loop().time(), []
+        now_s, alone, batch = asyncio.get_running_loop().time(), len(self.jobs) == 1, []
         for engine in range(self.services.engine.engines):
             mine = [job for job in self._ready if job.engine == engine and job.runnable]
-            jobs = [job for job in mine if self._joining.joins(job)]
+            jobs = [job for job in mine if self._joining.joins(job, alone=alone)]
             pending = [(job.position, job.left_tokens) for job in jobs]
             sizes = pack_prefill(pending, self._time.seconds, self._limits)
             for job, size in zip(jobs, sizes, strict=False):

@@ -163,7 +163,7 @@ async def test_a_later_layer_that_is_lost_while_prefill_runs_hurts_one_request(t
     """Both are in one pass when the last layers of one turn out to be damaged."""
     spec = layers_spec(tmp_path, engines_per_node=1, **SLOW)
     other = random_prompt(40, seed=4)
-    monkeypatch.setattr(JoiningRule, "joins", lambda rule, job: True)
+    monkeypatch.setattr(JoiningRule, "joins", lambda rule, job, alone: True)
     async with running(spec) as cluster:
         await asyncio.gather(cluster.generate(PROMPT, 1), cluster.generate(other, 1))
         await cluster.quiet()
@@ -182,7 +182,7 @@ async def test_cancelled_between_layers_it_gives_everything_back(tmp_path, own, 
     async with running(spec) as cluster:
         await stored(cluster)
         for joins in (False, True):
-            monkeypatch.setattr(JoiningRule, "joins", lambda rule, job, joins=joins: joins)
+            monkeypatch.setattr(JoiningRule, "joins", lambda rule, job, alone, joins=joins: joins)
             request = asyncio.create_task(cluster.generate(PROMPT, 4))
             prefill = cluster.nodes["prefill-0"]
             async with asyncio.timeout(10):
@@ -225,7 +225,9 @@ async def test_a_pass_goes_on_without_one_whose_reads_are_late(tmp_path, own, mo
         keys = prompt_keys(cluster)
         joins = JoiningRule.joins
         monkeypatch.setattr(TrafficManager, "read", hold_last_layers)
-        monkeypatch.setattr(JoiningRule, "joins", lambda rule, job: joins(rule, job) if job.left_behind else True)
+        monkeypatch.setattr(
+            JoiningRule, "joins", lambda rule, job, alone: joins(rule, job, alone=alone) if job.left_behind else True
+        )
         monkeypatch.setattr(prefill_node.PrefillNode, "_settle", note)
         slow = asyncio.create_task(cluster.generate(PROMPT, 4))
         quick = await cluster.generate(other, 4)
