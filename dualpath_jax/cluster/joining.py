@@ -46,8 +46,12 @@ class JoiningRule:
         return max(min(waits), MIN_WAIT_S) if waits else None
 
     def patience_s(self, job: PrefillJob) -> float:
-        """Seconds for which a pass that begins now goes on with the job, whether or not its reads have come."""
-        return PATIENCE * max(self.early_s(job), job.blocks.left_s)
+        """Seconds for which a pass that begins now goes on with the job, whether or not its reads have come.
+
+        Not less than the compute quota, which is what engines may wait for one another: the first part may have come
+        in the burst of a storage card, and say nothing of the others.
+        """
+        return max(PATIENCE * max(self.early_s(job), job.blocks.left_s), self._limits.quota_s)
 
     def note(self, shares: Sequence[Share], took_s: float) -> None:
         """A pass has computed all layers for its shares; half of what was known fades."""

@@ -203,7 +203,7 @@ async def test_cancelled_between_layers_it_gives_everything_back(tmp_path, own, 
 @pytest.mark.parametrize("own", [3], indirect=True)
 async def test_a_pass_goes_on_without_one_whose_reads_are_late(tmp_path, own, monkeypatch):
     """It joins again when all of it is there; nobody needs another attempt."""
-    spec = layers_spec(tmp_path, engines_per_node=1, engine__fake_seconds_per_token=0.001)
+    spec = layers_spec(tmp_path, engines_per_node=1, scheduling__compute_quota_s=0.05)
     other = random_prompt(40, seed=4)
     late = asyncio.Event()
     read, settled = TrafficManager.read, []
