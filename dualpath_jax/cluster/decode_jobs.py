@@ -4,7 +4,8 @@ import asyncio
 from dataclasses import dataclass, field
 
 from dualpath_jax.cluster import peer_pb2
-from dualpath_jax.cluster.jobs import Job, ReadOutcome
+from dualpath_jax.cluster.arrivals import Arrivals
+from dualpath_jax.cluster.jobs import Job
 from dualpath_jax.engine.base import Slot
 from dualpath_jax.engine.host_buffers import Reservation
 from dualpath_jax.transfer import RegionHandle
@@ -26,7 +27,7 @@ class DecodeJob(Job):
     """One attempt on its decode side. The futures are set once each, and cancelled with the attempt."""
 
     attached: "asyncio.Future[Attached]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    reads: "asyncio.Future[ReadOutcome]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    reads: "asyncio.Future[Arrivals]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     handover: "asyncio.Future[peer_pb2.HandoverRequest]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )

@@ -8,9 +8,9 @@ import numpy as np
 from dualpath_jax.cluster import peer_pb2_grpc
 from dualpath_jax.cluster.decode_jobs import Attached, DecodeJob
 from dualpath_jax.cluster.decode_peer import DecodePeerService
-from dualpath_jax.cluster.jobs import Job, ReadOutcome
+from dualpath_jax.cluster.jobs import Job
 from dualpath_jax.cluster.node import Node, Speeds
-from dualpath_jax.cluster.reads import read_blocks
+from dualpath_jax.cluster.reads import start_reads
 from dualpath_jax.cluster.reporter import token_message
 from dualpath_jax.cluster.services import NodeServices
 from dualpath_jax.engine.base import DecodeRequest, Slot, TokenChoice
@@ -87,7 +87,7 @@ class DecodeNode(Node):
         handle = transport.register(views, engine=job.engine)
         try:
             job.attached.set_result(Attached(reservation, tuple(views), handle))
-            job.reads.set_result(await self._read_share(job, reservation))
+            await self._read_share(job, reservation)
             async with asyncio.timeout(self.spec.scheduling.request_deadline_s):
                 handover = await job.handover
         finally:
@@ -98,10 +98,18 @@ class DecodeNode(Node):
         job.append(handover.first_token)
         return handover.computed_from_block
 
-    async def _read_share(self, job: DecodeJob, reservation: Reservation) -> ReadOutcome:
+    async def _read_share(self, job: DecodeJob, reservation: Reservation) -> None:
+        """The prefill node is told of each part as it comes."""
         first = job.assignment.prefill_side_blocks
         slots = slice(first, job.hit_blocks)
-        return await read_blocks(self.services, self.reporter, job, first=first, reservation=reservation, slots=slots)
+        reads = start_reads(self.services, self.reporter, job, first=first, reservation=reservation, slots=slots)
+        try:
+            job.reads.set_result(reads)
+            for part in range(reads.parts):
+                await reads.part(part)
+        finally:
+            await reads.stop()
+        job.memory.close()
 
     async def _generate(self, job: DecodeJob, reservation: Reservation, computed_from: int) -> None:
         """Persist what is new of the prompt, and take the request into the decode batch."""

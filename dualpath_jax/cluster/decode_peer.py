@@ -9,6 +9,7 @@ from dualpath_jax.cluster import peer_pb2 as pb
 from dualpath_jax.cluster import peer_pb2_grpc
 from dualpath_jax.cluster.decode_jobs import DecodeJob
 from dualpath_jax.cluster.job_table import JobTable
+from dualpath_jax.cluster.jobs import JobError
 from dualpath_jax.cluster.peers import handle_message, region_handle
 from dualpath_jax.cluster.services import NodeServices
 from dualpath_jax.transfer import Lane, RegionWrite, TransferError
@@ -30,9 +31,14 @@ class DecodePeerService(peer_pb2_grpc.DecodeServicer):
         attached = await self._result(job.attached, job, context)
         return pb.AttachReply(buffer=handle_message(attached.handle))
 
-    async def AwaitReads(self, request: pb.RequestRef, context: Context) -> pb.ReadsReply:  # noqa: N802
-        job = await self._job(request, context)
-        outcome = await self._result(job.reads, job, context)
+    async def AwaitReads(self, request: pb.ReadsRequest, context: Context) -> pb.ReadsReply:  # noqa: N802
+        job = await self._job(request.request, context)
+        reads = await self._result(job.reads, job, context)
+        try:
+            outcome = await reads.part(request.part)
+        except JobError as error:
+            await context.abort(grpc.StatusCode.ABORTED, f"{job.label} ended on this node: {error}")
+            raise AssertionError("abort raises") from None
         return pb.ReadsReply(
             verified_blocks=outcome.verified_blocks, read_start=outcome.read_start, read_end=outcome.read_end
         )

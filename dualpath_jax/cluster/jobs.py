@@ -88,8 +88,8 @@ class Job:
         """The token ids of a full prompt block, as the store wants them."""
         return token_bytes(self.tokens[block * self.block_tokens : (block + 1) * self.block_tokens])
 
-    def read(self, block: int, into: memoryview) -> BlockRead:
-        return BlockRead(self.keys[block], self.block_token_bytes(block), into)
+    def read(self, block: int, into: memoryview, layers: tuple[int, int] | None) -> BlockRead:
+        return BlockRead(self.keys[block], self.block_token_bytes(block), into, layers)
 
     def write(self, block: int, data: memoryview) -> BlockWrite:
         parent = self.keys[block - 1] if block else self.assignment.root_key
@@ -98,7 +98,7 @@ class Job:
 
 @dataclass(frozen=True)
 class ReadOutcome:
-    """One side's share of the reads: blocks verified from its front without a gap, and when (wall clock, 0: never)."""
+    """A part of one side's reads: blocks verified from its front without a gap, and when (wall clock, 0: never)."""
 
     verified_blocks: int
     read_start: float = 0.0

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64ualpath_jax/cluster/peer.proto\x12\rdualpath.peer\"I\n\x0cRegionHandle\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"1\n\nRequestRef\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\":\n\x0b\x41ttachReply\x12+\n\x06\x62uffer\x18\x01 \x01(\x0b\x32\x1b.dualpath.peer.RegionHandle\"K\n\nReadsReply\x12\x17\n\x0fverified_blocks\x18\x01 \x01(\r\x12\x12\n\nread_start\x18\x02 \x01(\x01\x12\x10\n\x08read_end\x18\x03 \x01(\x01\"\xf7\x01\n\x0bPushRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.dualpath.peer.RequestRef\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12*\n\x05stage\x18\x03 \x01(\x0b\x32\x1b.dualpath.peer.RegionHandle\x12\x13\n\x0b\x66irst_layer\x18\x04 \x01(\r\x12\x12\n\nlast_layer\x18\x05 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x06 \x01(\r\x12\x12\n\nlast_block\x18\x07 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x08 \x01(\x04\x12\x1a\n\x12layer_stride_bytes\x18\t \x01(\x04\"\x0b\n\tPushReply\"o\n\x0fHandoverRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.dualpath.peer.RequestRef\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\r\x12\x1b\n\x13\x63omputed_from_block\x18\x03 \x01(\r\"\x0f\n\rHandoverReply\"\x0e\n\x0cStatsRequest\"\xeb\x01\n\nStatsReply\x12\x17\n\x0fsnic_read_bytes\x18\x01 \x01(\x04\x12\x1a\n\x12snic_written_bytes\x18\x02 \x01(\x04\x12\x18\n\x10snic_read_busy_s\x18\x03 \x01(\x01\x12\x12\n\ncnic_bytes\x18\x04 \x03(\x04\x12/\n\x0csnic_samples\x18\x05 \x03(\x0b\x32\x19.dualpath.peer.SnicSample\x12\x16\n\x0e\x64ropped_blocks\x18\x06 \x01(\r\x12\x16\n\x0epending_blocks\x18\x07 \x01(\r\x12\x19\n\x11memory_read_bytes\x18\x08 \x01(\x04\"V\n\nSnicSample\x12\x0c\n\x04time\x18\x01 \x01(\x01\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x12\n\nread_bytes\x18\x03 \x01(\x04\x12\x15\n\rwritten_bytes\x18\x04 \x01(\x04\x32G\n\x04Node\x12?\n\x05Stats\x12\x1b.dualpath.peer.StatsRequest\x1a\x19.dualpath.peer.StatsReply2\x95\x02\n\x06\x44\x65\x63ode\x12?\n\x06\x41ttach\x12\x19.dualpath.peer.RequestRef\x1a\x1a.dualpath.peer.AttachReply\x12\x42\n\nAwaitReads\x12\x19.dualpath.peer.RequestRef\x1a\x19.dualpath.peer.ReadsReply\x12<\n\x04Push\x12\x1a.dualpath.peer.PushRequest\x1a\x18.dualpath.peer.PushReply\x12H\n\x08Handover\x12\x1e.dualpath.peer.HandoverRequest\x1a\x1c.dualpath.peer.HandoverReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64ualpath_jax/cluster/peer.proto\x12\rdualpath.peer\"I\n\x0cRegionHandle\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"1\n\nRequestRef\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\":\n\x0b\x41ttachReply\x12+\n\x06\x62uffer\x18\x01 \x01(\x0b\x32\x1b.dualpath.peer.RegionHandle\"H\n\x0cReadsRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.dualpath.peer.RequestRef\x12\x0c\n\x04part\x18\x02 \x01(\r\"K\n\nReadsReply\x12\x17\n\x0fverified_blocks\x18\x01 \x01(\r\x12\x12\n\nread_start\x18\x02 \x01(\x01\x12\x10\n\x08read_end\x18\x03 \x01(\x01\"\xf7\x01\n\x0bPushRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.dualpath.peer.RequestRef\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12*\n\x05stage\x18\x03 \x01(\x0b\x32\x1b.dualpath.peer.RegionHandle\x12\x13\n\x0b\x66irst_layer\x18\x04 \x01(\r\x12\x12\n\nlast_layer\x18\x05 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x06 \x01(\r\x12\x12\n\nlast_block\x18\x07 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x08 \x01(\x04\x12\x1a\n\x12layer_stride_bytes\x18\t \x01(\x04\"\x0b\n\tPushReply\"o\n\x0fHandoverRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.dualpath.peer.RequestRef\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\r\x12\x1b\n\x13\x63omputed_from_block\x18\x03 \x01(\r\"\x0f\n\rHandoverReply\"\x0e\n\x0cStatsRequest\"\xeb\x01\n\nStatsReply\x12\x17\n\x0fsnic_read_bytes\x18\x01 \x01(\x04\x12\x1a\n\x12snic_written_bytes\x18\x02 \x01(\x04\x12\x18\n\x10snic_read_busy_s\x18\x03 \x01(\x01\x12\x12\n\ncnic_bytes\x18\x04 \x03(\x04\x12/\n\x0csnic_samples\x18\x05 \x03(\x0b\x32\x19.dualpath.peer.SnicSample\x12\x16\n\x0e\x64ropped_blocks\x18\x06 \x01(\r\x12\x16\n\x0epending_blocks\x18\x07 \x01(\r\x12\x19\n\x11memory_read_bytes\x18\x08 \x01(\x04\"V\n\nSnicSample\x12\x0c\n\x04time\x18\x01 \x01(\x01\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x12\n\nread_bytes\x18\x03 \x01(\x04\x12\x15\n\rwritten_bytes\x18\x04 \x01(\x04\x32G\n\x04Node\x12?\n\x05Stats\x12\x1b.dualpath.peer.StatsRequest\x1a\x19.dualpath.peer.StatsReply2\x97\x02\n\x06\x44\x65\x63ode\x12?\n\x06\x41ttach\x12\x19.dualpath.peer.RequestRef\x1a\x1a.dualpath.peer.AttachReply\x12\x44\n\nAwaitReads\x12\x1b.dualpath.peer.ReadsRequest\x1a\x19.dualpath.peer.ReadsReply\x12<\n\x04Push\x12\x1a.dualpath.peer.PushRequest\x1a\x18.dualpath.peer.PushReply\x12H\n\x08Handover\x12\x1e.dualpath.peer.HandoverRequest\x1a\x1c.dualpath.peer.HandoverReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,24 +37,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REQUESTREF']._serialized_end=174
   _globals['_ATTACHREPLY']._serialized_start=176
   _globals['_ATTACHREPLY']._serialized_end=234
-  _globals['_READSREPLY']._serialized_start=236
-  _globals['_READSREPLY']._serialized_end=311
-  _globals['_PUSHREQUEST']._serialized_start=314
-  _globals['_PUSHREQUEST']._serialized_end=561
-  _globals['_PUSHREPLY']._serialized_start=563
-  _globals['_PUSHREPLY']._serialized_end=574
-  _globals['_HANDOVERREQUEST']._serialized_start=576
-  _globals['_HANDOVERREQUEST']._serialized_end=687
-  _globals['_HANDOVERREPLY']._serialized_start=689
-  _globals['_HANDOVERREPLY']._serialized_end=704
-  _globals['_STATSREQUEST']._serialized_start=706
-  _globals['_STATSREQUEST']._serialized_end=720
-  _globals['_STATSREPLY']._serialized_start=723
-  _globals['_STATSREPLY']._serialized_end=958
-  _globals['_SNICSAMPLE']._serialized_start=960
-  _globals['_SNICSAMPLE']._serialized_end=1046
-  _globals['_NODE']._serialized_start=1048
-  _globals['_NODE']._serialized_end=1119
-  _globals['_DECODE']._serialized_start=1122
-  _globals['_DECODE']._serialized_end=1399
+  _globals['_READSREQUEST']._serialized_start=236
+  _globals['_READSREQUEST']._serialized_end=308
+  _globals['_READSREPLY']._serialized_start=310
+  _globals['_READSREPLY']._serialized_end=385
+  _globals['_PUSHREQUEST']._serialized_start=388
+  _globals['_PUSHREQUEST']._serialized_end=635
+  _globals['_PUSHREPLY']._serialized_start=637
+  _globals['_PUSHREPLY']._serialized_end=648
+  _globals['_HANDOVERREQUEST']._serialized_start=650
+  _globals['_HANDOVERREQUEST']._serialized_end=761
+  _globals['_HANDOVERREPLY']._serialized_start=763
+  _globals['_HANDOVERREPLY']._serialized_end=778
+  _globals['_STATSREQUEST']._serialized_start=780
+  _globals['_STATSREQUEST']._serialized_end=794
+  _globals['_STATSREPLY']._serialized_start=797
+  _globals['_STATSREPLY']._serialized_end=1032
+  _globals['_SNICSAMPLE']._serialized_start=1034
+  _globals['_SNICSAMPLE']._serialized_end=1120
+  _globals['_NODE']._serialized_start=1122
+  _globals['_NODE']._serialized_end=1193
+  _globals['_DECODE']._serialized_start=1196
+  _globals['_DECODE']._serialized_end=1475
 # @@protoc_insertion_point(module_scope)

@@ -30,6 +30,14 @@ class AttachReply(_message.Message):
     buffer: RegionHandle
     def __init__(self, buffer: _Optional[_Union[RegionHandle, _Mapping]] = ...) -> None: ...
 
+class ReadsRequest(_message.Message):
+    __slots__ = ("request", "part")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    request: RequestRef
+    part: int
+    def __init__(self, request: _Optional[_Union[RequestRef, _Mapping]] = ..., part: _Optional[int] = ...) -> None: ...
+
 class ReadsReply(_message.Message):
     __slots__ = ("verified_blocks", "read_start", "read_end")
     VERIFIED_BLOCKS_FIELD_NUMBER: _ClassVar[int]

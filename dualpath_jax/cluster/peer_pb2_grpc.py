@@ -118,7 +118,7 @@ class DecodeStub:
                 _registered_method=True)
         self.AwaitReads = channel.unary_unary(
                 '/dualpath.peer.Decode/AwaitReads',
-                request_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.RequestRef.SerializeToString,
+                request_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.ReadsRequest.SerializeToString,
                 response_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.ReadsReply.FromString,
                 _registered_method=True)
         self.Push = channel.unary_unary(
@@ -145,7 +145,7 @@ class DecodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AwaitReads(self, request, context):
-        """Returns once the decode node's share of the reads has ended.
+        """Returns once a part of the decode node's share of the reads has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -175,7 +175,7 @@ def add_DecodeServicer_to_server(servicer, server):
             ),
             'AwaitReads': grpc.unary_unary_rpc_method_handler(
                     servicer.AwaitReads,
-                    request_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.RequestRef.FromString,
+                    request_deserializer=dualpath__jax_dot_cluster_dot_peer__pb2.ReadsRequest.FromString,
                     response_serializer=dualpath__jax_dot_cluster_dot_peer__pb2.ReadsReply.SerializeToString,
             ),
             'Push': grpc.unary_unary_rpc_method_handler(
@@ -242,7 +242,7 @@ class Decode:
             request,
             target,
             '/dualpath.peer.Decode/AwaitReads',
-            dualpath__jax_dot_cluster_dot_peer__pb2.RequestRef.SerializeToString,
+            dualpath__jax_dot_cluster_dot_peer__pb2.ReadsRequest.SerializeToString,
             dualpath__jax_dot_cluster_dot_peer__pb2.ReadsReply.FromString,
             options,
             channel_credentials,

@@ -55,9 +55,10 @@ class DecodePeer:
         reply = await self._call(self._stub.Attach(request_ref(job), timeout=deadline_s), job)
         return region_handle(reply.buffer)
 
-    async def await_reads(self, job: Job, *, deadline_s: float) -> ReadOutcome:
-        """Wait for the decode side's share of the reads."""
-        reply = await self._call(self._stub.AwaitReads(request_ref(job), timeout=deadline_s), job)
+    async def await_reads(self, job: Job, part: int, *, deadline_s: float) -> ReadOutcome:
+        """Wait for a part of the decode side's share of the reads."""
+        message = pb.ReadsRequest(request=request_ref(job), part=part)
+        reply = await self._call(self._stub.AwaitReads(message, timeout=deadline_s), job)
         return ReadOutcome(reply.verified_blocks, reply.read_start, reply.read_end)
 
     async def push(self, job: Job, push: Push, *, reply_to: str, deadline_s: float) -> None:

@@ -1,15 +1,18 @@
 """A prefill node: reads its share, runs the layers of a batch group by group, and hands over."""
 
 import asyncio
+import contextlib
 import time
 
 from dualpath_jax.cluster import peer_pb2_grpc
-from dualpath_jax.cluster.gather import gather
+from dualpath_jax.cluster.gather import gather, mark_reads
 from dualpath_jax.cluster.jobs import Job
+from dualpath_jax.cluster.joining import JoiningRule
+from dualpath_jax.cluster.layer_groups import prefill_groups, read_parts
 from dualpath_jax.cluster.node import Node, Speeds
 from dualpath_jax.cluster.peers import DecodePeer
-from dualpath_jax.cluster.prefill_jobs import PrefillJob
-from dualpath_jax.cluster.prefill_pass import PassRunner, layer_groups
+from dualpath_jax.cluster.prefill_jobs import Gathered, PrefillJob
+from dualpath_jax.cluster.prefill_pass import Entry, PassRunner, Share
 from dualpath_jax.cluster.reporter import token_message
 from dualpath_jax.cluster.services import NodeServices
 from dualpath_jax.engine.attention_time import AttentionTimeModel, measure
@@ -26,9 +29,9 @@ class PrefillNode(Node):
     def __init__(self, services: NodeServices, *, node_id: str, scheduler: str) -> None:
         super().__init__(services, node_id=node_id, scheduler=scheduler)
         layers = services.engine.layout.layers
-        per_group = self.spec.scheduling.layers_per_group if self.spec.mode.layerwise else layers
-        self._runner = PassRunner(services, layer_groups(layers, per_group))
+        self._runner = PassRunner(services, prefill_groups(self.spec, layers), read_parts(self.spec, layers))
         self._time: AttentionTimeModel | None = None
+        self._joining: JoiningRule | None = None
         self._ready: list[PrefillJob] = []
         self._wake = asyncio.Event()
         self._peers: dict[str, DecodePeer] = {}
@@ -46,6 +49,7 @@ class PrefillNode(Node):
         engine, device = self.services.engine, self.services.device
         await device.run(engine.warm_up_prefill, self._runner.groups)
         self._time = await device.run(measure, engine, self._runner.groups)
+        self._joining = JoiningRule(self._time, self._limits)
         return Speeds(self._time.tokens_per_s, self._time.new_tokens_per_s)
 
     def new_job(self, assignment: pb.Assignment) -> PrefillJob:
@@ -66,6 +70,7 @@ class PrefillNode(Node):
         # The decode side's slots come first: whoever holds slots here can therefore always run to its end.
         job.buffer = await job.peer.attach(job, deadline_s=2 * scheduling.reservation_deadline_s)
         job.gathered = await gather(self.services, self.reporter, job)
+        reading = asyncio.create_task(self._follow_reads(job, job.gathered))
         try:
             job.position = job.gathered.usable * self.spec.block_tokens
             self._ready.append(job)
@@ -81,13 +86,25 @@ class PrefillNode(Node):
             )
         finally:
             self._forget(job)
+            reading.cancel()
             try:
-                await self._end_sends(job)
+                await asyncio.gather(job.gathered.stop(), self._end_sends(job))
             finally:  # an attempt that is ending may be cancelled yet
                 job.gathered.reservation.release()
 
+    async def _follow_reads(self, job: PrefillJob, gathered: Gathered) -> None:
+        """Each part that comes may let the job join a pass; one that does not come ends the attempt."""
+        try:
+            for part in range(gathered.here.parts):
+                await gathered.part(part)
+                self._wake.set()
+        except Exception as error:
+            job.fail(error)
+        job.memory.close()
+
     def _say_first_token(self, job: PrefillJob, choice: TokenChoice) -> None:
         job.watch.mark("first_token")
+        mark_reads(job.watch, *job.blocks.here.outcomes, *job.blocks.there.outcomes)
         self.reporter.progress(
             job,
             tokens=[token_message(choice)],
@@ -107,37 +124,55 @@ class PrefillNode(Node):
 
     async def work(self) -> None:
         """Pack, run, settle, for ever."""
+        assert self._joining is not None
         while True:
             batch = self._next_batch()
             if not batch:
-                self._wake.clear()
-                await self._wake.wait()
+                await self._wait_for_work(self._joining)
                 continue
-            for job, _ in batch:
-                job.watch.marks.setdefault("prefill_start", time.time())
-            choices = await self._runner.run(batch)
-            for (job, size), choice in zip(batch, choices, strict=True):
-                self._settle(job, size, choice)
+            for entry in batch:
+                entry.job.watch.marks.setdefault("prefill_start", time.time())
+            shares = await self._runner.run(batch)
+            if any(share.runs for share in shares):
+                self._joining.note(shares, self._runner.computed_s)
+            for share in shares:
+                self._settle(share)
 
-    def _next_batch(self) -> list[tuple[PrefillJob, int]]:
+    def _next_batch(self) -> list[Entry]:
         """The jobs of each engine's next batch, with the new tokens of each (paper: compute quota)."""
         assert self._time is not None
-        batch = []
+        assert self._joining is not None
+        now_s, alone, batch = asyncio.get_running_loop().time(), len(self.jobs) == 1, []
         for engine in range(self.services.engine.engines):
-            jobs = [job for job in self._ready if job.engine == engine and job.runnable]
+            mine = [job for job in self._ready if job.engine == engine and job.runnable]
+            jobs = [job for job in mine if self._joining.joins(job, alone=alone)]
             pending = [(job.position, job.left_tokens) for job in jobs]
             sizes = pack_prefill(pending, self._time.seconds, self._limits)
-            batch += list(zip(jobs, sizes, strict=False))
+            for job, size in zip(jobs, sizes, strict=False):
+                batch.append(Entry(job, size, now_s + self._joining.patience_s(job)))
         return batch
 
-    def _settle(self, job: PrefillJob, size: int, choice: TokenChoice | None) -> None:
+    async def _wait_for_work(self, joining: JoiningRule) -> None:
+        """Until a job comes, or a part of one, or enough time has passed for the next one to join."""
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(joining.wait_s([job for job in self._ready if job.runnable])):
+                await self._wake.wait()
+
+    def _settle(self, share: Share) -> None:
         """After a pass: the job goes on with its next chunk, or has its first token."""
-        job.position += size
+        job = share.job
+        if share.left_behind:
+            job.left_behind = True
+            for send in job.sends:
+                send.add_done_callback(lambda _: self._wake.set())
+            return
+        job.position += share.tokens
         job.own_returned = True
-        if choice is None or not job.runnable:
+        if share.choice is None or not job.runnable:
             return
         self._ready = [other for other in self._ready if other is not job]
-        job.prefilled.set_result(choice)
+        job.prefilled.set_result(share.choice)
 
     async def close(self) -> None:
         await asyncio.gather(*(peer.close() for peer in self._peers.values()))

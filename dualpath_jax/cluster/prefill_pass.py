@@ -7,27 +7,35 @@ give_back(g)     new KV and own hit blocks of group g -> decode nodes' buffers
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
 from dualpath_jax.cluster.jobs import JobError
+from dualpath_jax.cluster.layer_groups import LayerGroup
 from dualpath_jax.cluster.peers import Push
 from dualpath_jax.cluster.prefill_jobs import PrefillJob
 from dualpath_jax.cluster.services import NodeServices
 from dualpath_jax.engine.base import PrefillPass, Stage, TokenChoice
 from dualpath_jax.transfer import Lane, RegionWrite, TransferError
 
-LayerGroup = tuple[int, int]
-
-
-def layer_groups(layers: int, layers_per_group: int) -> tuple[LayerGroup, ...]:
-    """`[first, last)` of each group; the last one may be smaller."""
-    return tuple((first, min(first + layers_per_group, layers)) for first in range(0, layers, layers_per_group))
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class Entry:
+    """A job that is to run its next `tokens`; its reads have until `reads_until_s` of the loop's clock."""
+
+    job: PrefillJob
+    tokens: int
+    reads_until_s: float
+
+
+@dataclass
 class Share:
     """One job's part of a pass."""
 
@@ -36,6 +44,14 @@ class Share:
     tokens: int
     start: int
     returns_own: bool
+    reads_until_s: float
+    left_behind: bool = False
+    choice: TokenChoice | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether anybody wants its result still."""
+        return self.job.runnable and not self.left_behind
 
     @property
     def prefix_blocks(self) -> int:
@@ -45,40 +61,57 @@ class Share:
 class PassRunner:
     """Runs passes on a node's engine group; one at a time."""
 
-    def __init__(self, services: NodeServices, groups: Sequence[LayerGroup]) -> None:
+    def __init__(self, services: NodeServices, groups: Sequence[LayerGroup], parts: Sequence[LayerGroup]) -> None:
         self._services = services
         self.groups = tuple(groups)
+        self._parts = len(parts)
+        self.computed_s = 0.0  # what the last pass took on the device
         widest = max(last - first for first, last in groups)
         self._stages = [services.engine.new_stage(widest) for _ in range(min(2, len(groups)))]
 
-    async def run(self, batch: Sequence[tuple[PrefillJob, int]]) -> list[TokenChoice | None]:
-        """Run each job's next tokens through all layers; returns the sampled token of those that reach their end.
+    async def run(self, batch: Sequence[Entry]) -> list[Share]:
+        """Run each job's next tokens through all layers; a share's choice is the token that its job's end sampled.
 
-        A job whose KV does not arrive is failed and its result is garbage; the others are not touched by it. The KV
-        that is given back is under way when this returns: see `PrefillJob.sends`.
+        A job whose KV does not arrive is failed and its result is garbage; the others are not touched by it. Nor are
+        they by one whose reads are late: it is left behind, and nothing has happened to it. The KV that is given back
+        is under way when this returns: see `PrefillJob.sends`.
         """
-        engine, device = self._services.engine, self._services.device
-        chunks = [job.chunk(size) for job, size in batch]
-        pass_ = engine.plan_prefill(chunks)
+        pass_ = self._services.engine.plan_prefill([entry.job.chunk(entry.tokens) for entry in batch])
         shares = [
-            Share(job, i, size, job.position, returns_own=not job.own_returned) for i, (job, size) in enumerate(batch)
+            Share(e.job, i, e.tokens, e.job.position, not e.job.own_returned, e.reads_until_s)
+            for i, e in enumerate(batch)
         ]
+        self.computed_s = 0.0
         with contextlib.ExitStack() as holds:
-            for job, _ in batch:
-                holds.enter_context(job.blocks.reservation.touching())
-            filled = asyncio.create_task(self._fill(pass_, shares, 0))
-            try:
-                await device.run(engine.start_prefill, pass_)
-                for g, (first, last) in enumerate(self.groups):
-                    await filled
-                    if g + 1 < len(self.groups):
-                        filled = asyncio.create_task(self._fill(pass_, shares, g + 1))
-                    new_kv = await device.run(engine.run_layers, first, last, self._stage(g))
-                    self._give_back(pass_, shares, (first, last), new_kv)
-                return await device.run(engine.finish_prefill)
-            finally:
-                filled.cancel()
-                await asyncio.wait([filled])
+            for share in shares:
+                holds.enter_context(share.job.blocks.reservation.touching())
+            await self._run(pass_, shares)
+        return shares
+
+    async def _run(self, pass_: PrefillPass, shares: Sequence[Share]) -> None:
+        engine = self._services.engine
+        filled = asyncio.create_task(self._fill(pass_, shares, 0))
+        try:
+            await self._compute(engine.start_prefill, pass_)
+            for g, (first, last) in enumerate(self.groups):
+                await filled
+                if not any(share.runs for share in shares):
+                    return  # the next pass takes this one's place
+                if g + 1 < len(self.groups):
+                    filled = asyncio.create_task(self._fill(pass_, shares, g + 1))
+                new_kv = await self._compute(engine.run_layers, first, last, self._stage(g))
+                self._give_back(pass_, shares, (first, last), new_kv)
+            for share, choice in zip(shares, await self._compute(engine.finish_prefill), strict=True):
+                share.choice = choice
+        finally:
+            filled.cancel()
+            await asyncio.wait([filled])
+
+    async def _compute(self, call: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+        start = time.perf_counter()
+        result = await self._services.device.run(call, *arguments, **keywords)
+        self.computed_s += time.perf_counter() - start
+        return result
 
     def _stage(self, group: int) -> Stage:
         return self._stages[group % len(self._stages)]
@@ -87,16 +120,32 @@ class PassRunner:
         """Bring the prefix KV of a layer group into its stage. A share that fails fails its job alone."""
         async with asyncio.TaskGroup() as tasks:
             for share in shares:
-                if share.prefix_blocks and share.job.runnable:
+                if share.prefix_blocks and share.runs:
                     tasks.create_task(self._fill_share(pass_, share, group))
 
     async def _fill_share(self, pass_: PrefillPass, share: Share, group: int) -> None:
         try:
+            if not await self._has_come(share, group):
+                share.left_behind = True
+                return
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._copy_local(pass_, share, group))
                 tasks.create_task(self._pull_remote(pass_, share, group))
         except* (JobError, TransferError, TimeoutError) as errors:
             share.job.fail(JobError(f"{share.job.label}: prefix KV did not arrive: {errors.exceptions[0]}"))
+
+    async def _has_come(self, share: Share, group: int) -> bool:
+        """Whether the share's prefix is there for a layer group, or comes while the pass waits for it."""
+        part = group if self._parts > 1 else 0
+        try:
+            async with asyncio.timeout_at(share.reads_until_s):
+                await share.job.blocks.part(part)
+        except TimeoutError:
+            return False
+        except Exception as error:
+            share.job.fail(error)
+            return False
+        return True
 
     def _offset(self, pass_: PrefillPass, share: Share, group: int, *, layer: int, block: int) -> int:
         first, last = self.groups[group]
@@ -153,7 +202,7 @@ class PassRunner:
     def _give_back(self, pass_: PrefillPass, shares: Sequence[Share], group: LayerGroup, new_kv: np.ndarray) -> None:
         """Keep the group's new KV in the host buffer and start its way to the decode nodes."""
         for share in shares:
-            if not share.job.runnable:
+            if not share.runs:
                 continue
             blocks = self._keep(pass_, share, group, new_kv)
             if share.returns_own:

@@ -60,9 +60,9 @@ class BlockRun:
         self._last: float = math.inf
 
     @property
-    def waiting(self) -> int:
-        """Blocks that have no result yet."""
-        return sum(not task.done() for task in self._tasks)
+    def waiting(self) -> list[int]:
+        """Positions of the blocks that have no result yet."""
+        return [index for index, task in enumerate(self._tasks) if not task.done()]
 
     def wanted(self, index: int) -> bool:
         """Whether the block's result still matters to the caller."""
@@ -109,15 +109,16 @@ class StorageTraffic:
         self._late_reads = LateStorage(LATE_READS)
         self._late_writes = LateStorage(LATE_WRITES)
         self._calls = count()
-        self._reads: set[BlockRun] = set()
+        self._reads: dict[BlockRun, Sequence[BlockRead]] = {}
         self._left: Left = set()
         self._puts: dict[BlockStore, Handover[BlockWrite]] = {}
         self.memory_read_bytes = 0
 
     @property
     def read_queue_tokens(self) -> int:
-        """Tokens of reads that were accepted and have no result yet."""
-        return sum(run.waiting for run in self._reads) * self._layout.block_tokens
+        """Tokens of reads that were accepted and have no result yet; of a layer range, its share of them."""
+        waiting_bytes = sum(len(reads[i].into) for run, reads in self._reads.items() for i in run.waiting)
+        return waiting_bytes // self._layout.token_bytes
 
     async def close(self) -> None:
         """Cut off the operations that outlived their deadline."""
@@ -129,16 +130,17 @@ class StorageTraffic:
     async def read(self, run: BlockRun, reads: Sequence[BlockRead], *, stop_at_failure: bool) -> list[BlockResult]:
         """One task a block."""
         run.need = (run.need, next(self._calls))
-        most = self._ahead.limit_bytes // (READ_BATCHES * self._layout.block_bytes)
+        largest_bytes = max((len(read.into) for read in reads), default=self._layout.block_bytes)
+        most = self._ahead.limit_bytes // (READ_BATCHES * largest_bytes)
         gets = {
             False: Handover(_get(run.store), self._left, most=most, share=READ_SHARE),
             True: Handover(_get(run.store), self._left, most=1),
         }
-        self._reads.add(run)
+        self._reads[run] = reads
         try:
             return await run.results(self._read(run, gets, i, read, stop_at_failure) for i, read in enumerate(reads))
         finally:
-            self._reads.discard(run)
+            del self._reads[run]
 
     async def write(self, run: BlockRun, writes: Sequence[BlockWrite]) -> list[BlockResult]:
         """The same for writes."""
@@ -154,7 +156,7 @@ class StorageTraffic:
         """`gets` are of blocks in storage and of blocks in memory."""
         # Storage first, the card second: what is not there must not cost the card anything.
         # What lies in the node's memory waits for neither of them.
-        need, size_bytes, resident = (*run.need, index), self._layout.block_bytes, run.store.resident(read.key)
+        need, size_bytes, resident = (*run.need, index), len(read.into), run.store.resident(read.key)
         if resident:
             place = NEVER_LATE.place(self._from_memory, size_bytes, need)
         else:

@@ -126,7 +126,7 @@ class TrafficManager:
         stop_at_failure: bool = True,
         hold: Hold | None = None,
     ) -> list[BlockResult]:
-        """Storage to host memory through the storage card, in order of (need, call, block).
+        """Blocks or layer ranges of them: storage to host memory through the storage card, by (need, call, block).
 
         `deadline_s` bounds each block from its turn (when storage is asked) until it has passed the card; it waits for
         its turn as long as the blocks before it need. Blocks of a DRAM tier pass no card and do not wait for those that

@@ -54,10 +54,12 @@ async def _read_bytes(cluster: Cluster) -> dict[str, int]:
     return {name: node.services.traffic.stats().snic_read_bytes for name, node in cluster.nodes.items()}
 
 
-@pytest.mark.parametrize("layers_per_group", [1, 2, LAYERS])
-async def test_every_split_of_the_reads_gives_the_same_bits_and_agrees(tmp_path, monkeypatch, layers_per_group):
+@pytest.mark.parametrize(("layers_per_group", "read_order"), [(1, "blocks"), (2, "layers"), (LAYERS, "blocks")])
+async def test_every_split_of_the_reads_gives_the_same_bits_and_agrees(
+    tmp_path, monkeypatch, layers_per_group, read_order
+):
     split = Split(monkeypatch)
-    spec = flax_spec(tmp_path, scheduling__layers_per_group=layers_per_group)
+    spec = flax_spec(tmp_path, scheduling__layers_per_group=layers_per_group, scheduling__read_order=read_order)
     tokens, hit_blocks = prompt(1, 45), 5
     async with running(spec) as cluster:
         cold = await _ask(cluster, tokens, 12)
@@ -75,6 +77,18 @@ async def test_every_split_of_the_reads_gives_the_same_bits_and_agrees(tmp_path,
         assert read == {"prefill-0": own * block_bytes, "decode-0": (hit_blocks - own) * block_bytes}
     # The same bytes went into the same program, wherever they came from.
     assert [one.result.choices for one in warm] == [warm[0].result.choices] * len(warm)
+
+
+async def test_both_orders_of_reading_give_the_same_bits(tmp_path, monkeypatch):
+    split = Split(monkeypatch)
+    split.own, tokens, results = 2, prompt(1, 45), []
+    for order in ("blocks", "blocks", "layers"):
+        spec = flax_spec(tmp_path, scheduling__layers_per_group=1, scheduling__read_order=order)
+        async with running(spec) as cluster:
+            results.append(await cluster.generate(tokens, 12))
+            await cluster.quiet()
+    assert [result.hit_tokens for result in results] == [0, 5 * BLOCK, 5 * BLOCK]
+    assert results[1].choices == results[2].choices
 
 
 @pytest.mark.parametrize("engines", ENGINES)

@@ -1,6 +1,7 @@
 """Storage through the traffic manager: order, windows, deadlines, what is counted, and what is left behind."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -79,6 +80,21 @@ async def test_the_read_ahead_is_bounded():
         await task
     assert manager.read_queue_tokens == 0
     assert manager._storage._ahead.in_flight_bytes == 0
+
+
+@virtual_time
+async def test_a_layer_range_counts_and_costs_its_share_of_a_block():
+    manager, store = make_manager(snic_bytes_per_s=1e6, burst_bytes=1), store_of(8)
+    span = LAYOUT.layer_span(1, 2)
+    ranges = [replace(read, into=read.into[span], layers=(1, 2)) for read in reads_of(range(8))]
+    start = now()
+    task = asyncio.create_task(manager.read(store, ranges, deadline_s=5.0))
+    await asyncio.sleep(0)
+    assert manager.read_queue_tokens == 8 * LAYOUT.block_tokens // LAYOUT.layers
+    assert all(result.ok for result in await task)
+    assert now() - start == pytest.approx(8 * LAYOUT.layer_block_bytes / 1e6, rel=0.03)
+    assert manager.stats().snic_read_bytes == 8 * LAYOUT.layer_block_bytes
+    assert manager.read_queue_tokens == 0
 
 
 @virtual_time

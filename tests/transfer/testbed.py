@@ -163,7 +163,7 @@ class ScriptedStore:
     def _load(self, read):
         if read.key not in self.blocks:
             return BlockResult(Status.MISSING, "no such block")
-        read.into[:] = self.blocks[read.key]
+        read.into[:] = self.blocks[read.key][slice(None) if read.layers is None else LAYOUT.layer_span(*read.layers)]
         return BlockResult(Status.OK, from_memory=self.resident(read.key))
 
     def _save(self, write):
