@@ -71,7 +71,7 @@ async def test_an_interrupted_copy_leaves_whole_blocks_and_is_taken_up(tmp_path:
     assert ended == (130, "dualpath-store: interrupted\n")
     assert list((copied / "tmp").iterdir()) == []
     found = await held(copied, blocks)
-    assert 64 <= found.count("ok") < 400
+    assert 0 < found.count("ok") < 400
     assert found.count("ok") + found.count("missing") == 400
     said = output(["copy", source, f"file://{copied}"])
     assert said.startswith(f"{found.count('missing')} blocks of ")
