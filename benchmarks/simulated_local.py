@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from absl import app, flags
 
 from dualpath_configs import MODES, ClusterSpec, MeasuredSpec, load_cluster, simulated_cluster
-from dualpath_jax.cluster.prefill_pass import layer_groups
+from dualpath_jax.cluster.layer_groups import layer_groups
 from dualpath_jax.engine.compute_time import measure_compute
 from dualpath_jax.engine.flax_engine import FlaxEngineGroup
 from dualpath_jax.launch.platform import configure_jax
