@@ -1,6 +1,6 @@
 """Both transports against what they stand on, and Layer Blocks against large pieces, on loopback.
 
-    python benchmarks/transfer.py [--rounds=9] [--mebibytes=256]
+    python benchmarks/transfer.py [--rounds=9] [--mebibytes=1024]
 
 The gRPC transport meets two bare streams: one moves the same bytes as the transport does, from memory to memory, and
 does nothing else; the other sends the same frame again and again and throws it away (no use to anybody, but what gRPC
@@ -278,7 +278,7 @@ def _report(rates: dict[str, list[float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--mebibytes", type=int, default=256, help="bytes of one run of one contestant")
+    parser.add_argument("--mebibytes", type=int, default=1024, help="bytes of one run of one contestant")
     arguments = parser.parse_args()
     keep_freed_memory()
     context: Any = multiprocessing.get_context("spawn")
