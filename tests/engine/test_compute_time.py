@@ -82,6 +82,7 @@ def test_the_lines_of_a_known_machine_are_found(monkeypatch, alone):
     assert machine.slots == {}
 
 
+@pytest.mark.long  # it compiles, and what it times must be steady
 def test_the_real_engine_is_timed_and_left_as_it_was():
     engine, spec = engine_group(), cluster_spec()
     found = measure_compute(
