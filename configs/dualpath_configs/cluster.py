@@ -1,5 +1,6 @@
 """The shape of a cluster: nodes, engines, emulated network cards, storage, scheduling."""
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import (
@@ -171,6 +172,15 @@ MODES: dict[str, ModeSpec] = {
 }
 
 
+def named_mode(mode: object, modes: Mapping[str, ModeSpec]) -> object:
+    """What a mode's name stands for; anything else as it is. Raises ValueError for a name that is none."""
+    if not isinstance(mode, str):
+        return mode
+    if mode not in modes:
+        raise ValueError(f"expected one of {', '.join(modes)}, or a table of switches")
+    return modes[mode]
+
+
 class ClusterSpec(Spec):
     """One cluster, whole."""
 
@@ -194,11 +204,7 @@ class ClusterSpec(Spec):
     @field_validator("mode", mode="before")
     @classmethod
     def _named_mode(cls, mode: object) -> object:
-        if isinstance(mode, str):
-            if mode not in MODES:
-                raise ValueError(f"expected one of {', '.join(MODES)}, or a table of switches")
-            return MODES[mode]
-        return mode
+        return named_mode(mode, MODES)
 
     @property
     def max_context_blocks(self) -> int:

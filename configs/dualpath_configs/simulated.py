@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from dualpath_configs.base import Spec
-from dualpath_configs.cluster import MODES, ModeSpec, SchedulingSpec
+from dualpath_configs.cluster import MODES, ModeSpec, SchedulingSpec, named_mode
 from dualpath_configs.measured import MeasuredSpec
 
 SIMULATED_MODES: dict[str, ModeSpec] = {
@@ -130,11 +130,7 @@ class SimulatedSpec(Spec):
     @field_validator("mode", mode="before")
     @classmethod
     def _named_mode(cls, mode: object) -> object:
-        if isinstance(mode, str):
-            if mode not in SIMULATED_MODES:
-                raise ValueError(f"expected one of {', '.join(SIMULATED_MODES)}, or a table of switches")
-            return SIMULATED_MODES[mode]
-        return mode
+        return named_mode(mode, SIMULATED_MODES)
 
     @property
     def prefill_kv_bytes(self) -> float:

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from dualpath_configs import SIMULATED_MODES, SimulatedSpec, SpecError, load_simulated
+from dualpath_configs import SIMULATED_MODES, SimulatedSpec, load_simulated
 from dualpath_scheduler.report import RunRecord, format_table, summarise, write_report
 from dualpath_scheduler.simulator.flags import (
     UsageError,
     add_workload_flags,
+    guarded,
     parse_override,
     positive,
     simulate,
@@ -25,10 +26,10 @@ from dualpath_scheduler.simulator.flags import (
 )
 from dualpath_scheduler.simulator.outcome import Outcome, outcome_of, run_record
 from dualpath_scheduler.simulator.search import Targets, highest_rate
-from dualpath_scheduler.workload import Trace, TraceError
+from dualpath_scheduler.workload import Trace
 
 NAME = "dualpath-simulate"
-NOT_REACHED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
+NOT_REACHED = 1
 
 
 def run() -> NoReturn:
@@ -39,17 +40,8 @@ def run() -> NoReturn:
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status; SystemExit for `--help` and for arguments that do not parse."""
     flags = _parser().parse_args(arguments)
-    try:
-        trace = trace_of(flags)
-        if flags.slo_ttft_s is not None or flags.slo_tpot_ms is not None:
-            return _search(flags, trace)
-        return _simulate(flags, trace)
-    except (UsageError, SpecError, TraceError) as error:
-        print(f"{NAME}: {error}", file=sys.stderr)
-        return USAGE_ERROR
-    except KeyboardInterrupt:
-        print(f"{NAME}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    searches = flags.slo_ttft_s is not None or flags.slo_tpot_ms is not None
+    return guarded(NAME, lambda: (_search if searches else _simulate)(flags, trace_of(flags)))
 
 
 def _simulate(flags: argparse.Namespace, trace: Trace) -> int:

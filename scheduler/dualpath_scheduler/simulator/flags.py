@@ -3,21 +3,35 @@
 import argparse
 import sys
 import tomllib
+from collections.abc import Callable
 from typing import final
 
 from tqdm import tqdm
 
-from dualpath_configs import SimulatedSpec, simulated_names
+from dualpath_configs import SimulatedSpec, SpecError, simulated_names
 from dualpath_scheduler.simulator.simulation import Simulation
 from dualpath_scheduler.simulator.workload import Workload, make_workload
-from dualpath_scheduler.workload import Trace, load_trace
+from dualpath_scheduler.workload import Trace, TraceError, load_trace
 
+USAGE_ERROR, INTERRUPTED = 2, 130
 _ANY_VOCAB = 2**31
 
 
 @final
 class UsageError(Exception):
     """What is wrong with an argument, in one line."""
+
+
+def guarded(name: str, work: Callable[[], int]) -> int:
+    """The exit status of a command's work; what is wrong with its arguments is one line on standard error."""
+    try:
+        return work()
+    except (UsageError, SpecError, TraceError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def add_workload_flags(parser: argparse.ArgumentParser) -> None:

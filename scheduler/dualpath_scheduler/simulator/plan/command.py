@@ -10,10 +10,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from dualpath_configs import SpecError, load_simulated
+from dualpath_configs import load_simulated
 from dualpath_scheduler.simulator.flags import (
     UsageError,
     add_workload_flags,
+    guarded,
     parse_override,
     positive_int,
     simulate,
@@ -23,10 +24,8 @@ from dualpath_scheduler.simulator.flags import (
 from dualpath_scheduler.simulator.plan.best import simulated_splits
 from dualpath_scheduler.simulator.plan.mix import mix_of
 from dualpath_scheduler.simulator.plan.report import Plan, as_json, as_text
-from dualpath_scheduler.workload import TraceError
 
 NAME = "dualpath-plan"
-USAGE_ERROR, INTERRUPTED = 2, 130
 
 
 def run() -> NoReturn:
@@ -37,14 +36,11 @@ def run() -> NoReturn:
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status; SystemExit for `--help` and for arguments that do not parse."""
     flags = _parser().parse_args(arguments)
-    try:
-        plan = _plan(flags)
-    except (UsageError, SpecError, TraceError) as error:
-        print(f"{NAME}: {error}", file=sys.stderr)
-        return USAGE_ERROR
-    except KeyboardInterrupt:
-        print(f"{NAME}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    return guarded(NAME, lambda: _show(flags))
+
+
+def _show(flags: argparse.Namespace) -> int:
+    plan = _plan(flags)
     print(json.dumps(as_json(plan)) if flags.json else as_text(plan))
     return 0
 
